@@ -1,0 +1,76 @@
+"""The pipeline axis: what Megatron's p2p functions send and receive (HOOKS §2c).
+
+Megatron's own function still decides order, groups and batching; it is called with payloads in place of tensors, and
+the received ones are decoded, in its own leaf tensors, when their handle is waited for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable
+
+import torch
+import torch.distributed as dist
+
+from megatron_compress.collectives.message import Message
+from megatron_compress.collectives.p2p import Incoming, pipeline_spec
+from megatron_compress.collectives.work import Work
+from megatron_compress.hooks import active
+from megatron_compress.session import Place
+from megatron_compress.wire import compressible
+
+# What each argument of Megatron's function carries, and the sender's distance from this stage.
+_SLOTS = {
+    "tensor_send_prev": ("backward", 0),
+    "tensor_recv_prev": ("forward", -1),
+    "tensor_send_next": ("forward", 0),
+    "tensor_recv_next": ("backward", +1),
+}
+
+
+def p2p_ops(original: Callable) -> Callable:
+    """Wrap `_batched_p2p_ops`, which returns a list of handles, or `_p2p_ops`, which returns a dict of them."""
+
+    def exchange(*, group: dist.ProcessGroup, prev_pipeline_rank: int, next_pipeline_rank: int, **tensors):
+        buffers, incoming = dict(tensors), {}
+        for slot, (direction, distance) in _SLOTS.items():
+            tensor = tensors[slot]
+            if tensor is None or not compressible(tensor):
+                continue
+            place = Place("pipeline", direction, "boundary", (group.rank() + distance) % group.size())
+            if slot.startswith("tensor_send"):
+                buffers[slot] = _outgoing(tensor, place)
+            elif arriving := _incoming(tensor, place):
+                incoming[slot] = arriving
+                buffers[slot] = arriving.payload
+        handles = original(
+            group=group, prev_pipeline_rank=prev_pipeline_rank, next_pipeline_rank=next_pipeline_rank, **buffers
+        )
+        if isinstance(handles, dict):
+            return {key: _handle(handle, f"tensor_{key}", buffers, incoming) for key, handle in handles.items()}
+        return [Work(_complete(handles, list(buffers.values()), list(incoming.values())))]
+
+    return exchange
+
+
+def _outgoing(tensor: torch.Tensor, place: Place) -> torch.Tensor:
+    """The payload of a tensor to be sent, or the tensor itself where it goes plainly."""
+    spec = pipeline_spec(tensor)
+    compressor = active.session().route(place, Message("p2p", spec))
+    return tensor if compressor is None else compressor.compress(tensor, spec)
+
+
+def _incoming(tensor: torch.Tensor, place: Place) -> Incoming | None:
+    spec = pipeline_spec(tensor)
+    compressor = active.session().choose(place, Message("p2p", spec)).compressor
+    return None if compressor is None else Incoming.expect(tensor, spec, compressor)
+
+
+def _handle(handle, slot: str, buffers: dict[str, torch.Tensor], incoming: dict[str, Incoming]) -> Work:
+    return Work(_complete([handle], [buffers[slot]], [incoming[slot]] if slot in incoming else []))
+
+
+def _complete(handles: Iterable, buffers: list[torch.Tensor], incoming: list[Incoming]) -> Generator:
+    """Wait for `handles` (on NCCL not one for each buffer), then decode; holds `buffers` until then."""
+    yield from handles
+    for arriving in incoming:
+        arriving.finish()

@@ -1,0 +1,49 @@
+"""Settings of Megatron under which traffic would pass the hooks by, or upstream itself is wrong (HOOKS §2f)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from megatron_compress.config import CompressionConfig
+
+
+class UnsupportedSettingError(RuntimeError):
+    """A Megatron setting that compression cannot honour."""
+
+
+def refuse_unsupported(config: Any, compression: CompressionConfig) -> None:
+    """Check a model's TransformerConfig, and that the rules fit it.
+
+    Raises:
+        UnsupportedSettingError: all that is unsupported, each with the reason and the fix.
+    """
+    if problems := [*_problems(config), *_misfits(config, compression)]:
+        raise UnsupportedSettingError("compression cannot serve this model:\n" + "\n".join(problems))
+
+
+def _problems(config: Any) -> Iterator[str]:
+    if getattr(config, "use_ring_exchange_p2p", False):
+        yield "use_ring_exchange_p2p: its transfers are not torch.distributed's; set it to False"
+    if getattr(config, "tp_comm_overlap", False):
+        yield "tp_comm_overlap: communication happens inside the GEMM, out of reach; set it to False"
+    if getattr(config, "symmetric_ar_type", None):
+        yield "symmetric_ar_type: Transformer-Engine's own all-reduce would be used; set it to None"
+    if getattr(config, "enable_cuda_graph", False) or getattr(config, "cuda_graph_impl", "none") not in ("none", None):
+        yield "Megatron's CUDA-graph mode replays communication that was captured elsewhere; turn it off"
+    interleaved = (getattr(config, "virtual_pipeline_model_parallel_size", None) or 1) > 1
+    if config.pipeline_model_parallel_size == 2 and interleaved and config.batch_p2p_comm:
+        yield (
+            "two pipeline stages, interleaved, with batch_p2p_comm: megatron-core itself swaps activations and "
+            "gradients; set batch_p2p_comm=False (and overlap_p2p_comm=True), or use more stages"
+        )
+
+
+def _misfits(config: Any, compression: CompressionConfig) -> Iterator[str]:
+    stages = config.pipeline_model_parallel_size
+    for axis, direction, rule in compression.rules():
+        if rule and rule.exempt_stages and rule.exempt_stages[-1] >= stages:
+            yield (
+                f"{axis} {direction}: exempt_stages has {rule.exempt_stages[-1]}, but the model's {stages} stages are "
+                f"0 to {stages - 1}; correct the list"
+            )

@@ -1,0 +1,33 @@
+"""The Walsh–Hadamard transform in natural (Sylvester) order, by butterflies of fixed order (DESIGN D7)."""
+
+from __future__ import annotations
+
+import torch
+
+
+def hadamard_block(length: int) -> int:
+    """The largest power of two that divides `length`: the block in which rows of that length are transformed."""
+    return length & -length
+
+
+def hadamard_transform(x: torch.Tensor) -> torch.Tensor:
+    """Unnormalized transform H·x of the last dimension, H[i, j] = (−1)^popcount(i & j); H·H = n·I.
+
+    Stages run over distances 1, 2, 4, …; in each, (a, b) ← (a + b, a − b) in float32. A last dimension that is no
+    power of two is transformed in blocks of `hadamard_block(n)`, so nothing is padded.
+
+    Args:
+        x: [..., n] float32. Growth is at most n-fold; the caller keeps it below float32's range.
+    """
+    block = hadamard_block(x.shape[-1])
+    # One column per block, so that every butterfly adds and subtracts contiguous rows.
+    columns = x.reshape(-1, block).t().contiguous()
+    count = columns.shape[1]
+    distance = 1
+    while distance < block:
+        pairs = columns.view(block // (2 * distance), 2, distance, count)
+        columns = torch.empty_like(pairs)
+        torch.add(pairs[:, 0], pairs[:, 1], out=columns[:, 0])
+        torch.sub(pairs[:, 0], pairs[:, 1], out=columns[:, 1])
+        distance *= 2
+    return columns.view(block, count).t().contiguous().view(x.shape)

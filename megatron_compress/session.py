@@ -1,0 +1,85 @@
+"""What is active between `install` and `uninstall`: the rules, the step, and the count of all traffic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from megatron_compress.collectives.all_reduce import Algorithm
+from megatron_compress.collectives.message import Message
+from megatron_compress.compressors.base import Compressor
+from megatron_compress.config import CompressionConfig, Rule
+from megatron_compress.traffic import Traffic
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a message comes from. Both ends of a message name the same place.
+
+    Args:
+        axis: pipeline or tensor.
+        direction: forward (activations) or backward (their gradients).
+        site: embedding, attention, mlp or head; None for any other part of a model, whose traffic stays plain;
+            "boundary" on the pipeline axis.
+        stage: pipeline stage of the sender.
+    """
+
+    axis: str
+    direction: str
+    site: str | None
+    stage: int
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A compressor, or the reason why a message goes plainly; and the bytes that it takes from one rank."""
+
+    compressor: Compressor | None
+    wire_bytes: int
+    plain_reason: str | None = None
+
+
+class Session:
+    """Decides how each message travels, by size and configuration alone, so that all ranks decide alike."""
+
+    def __init__(self, config: CompressionConfig):
+        self.config = config
+        self.traffic = Traffic()
+        self.step = 0
+
+    def route(self, place: Place, message: Message) -> Compressor | None:
+        """The compressor for a message that leaves this rank, or None where it goes plainly; counts it either way."""
+        choice = self.choose(place, message)
+        flow = self.traffic.flow(place.axis, place.direction, place.site or "other")
+        flow.count(message, choice.wire_bytes, choice.plain_reason)
+        return choice.compressor and flow.metered(choice.compressor)
+
+    def choose(self, place: Place, message: Message) -> Choice:
+        """How a message travels, by rank-independent facts only: sender and receiver choose alike."""
+        rule = self.config.rule(place.axis, place.direction)
+        if reason := self._why_plain(rule, place, message):
+            return Choice(None, message.logical_bytes, reason)
+        wire_bytes = message.wire_bytes(rule.compressor, self.algorithm(place.direction))
+        # Only the control may be as large as the plain message: it is there to be run, not to save bytes.
+        if wire_bytes > message.logical_bytes or (wire_bytes == message.logical_bytes and not rule.compressor.exact):
+            return Choice(None, message.logical_bytes, "would grow")
+        return Choice(rule.compressor, wire_bytes)
+
+    def algorithm(self, direction: str) -> Algorithm:
+        """How all-reduces of the tensor axis move their payloads."""
+        rule = self.config.tensor.forward if direction == "forward" else self.config.tensor.backward
+        return rule.algorithm if rule else "auto"
+
+    def _why_plain(self, rule: Rule | None, place: Place, message: Message) -> str | None:
+        if rule is None:
+            return "no rule"
+        if place.site is None:
+            return "other site"
+        if place.site in getattr(rule, "exempt_sites", ()):
+            return "exempt site"
+        if place.stage in rule.exempt_stages:
+            return "exempt stage"
+        if self.step < rule.first_step:
+            return "before first step"
+        if message.spec.nbytes < rule.min_bytes:
+            return "below min_bytes"
+        return None

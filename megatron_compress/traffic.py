@@ -1,0 +1,160 @@
+"""Counts of what travelled, and how exactly: the summary that every run ends with (DESIGN D10)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, fields
+
+import torch
+import torch.distributed as dist
+from rich.table import Table
+
+from megatron_compress.collectives.message import Message
+from megatron_compress.compressors.base import Compressor
+from megatron_compress.wire import TensorSpec
+
+# One payload in so many is decoded again by its sender to measure the error.
+SAMPLING_INTERVAL = 64
+
+
+@dataclass
+class Flow:
+    """Counts of one kind of message. Bytes are those that a rank puts on the wire (`Message.logical_bytes`)."""
+
+    messages: int = 0
+    plain: Counter[str] = field(default_factory=Counter)
+    logical_bytes: int = 0
+    wire_bytes: int = 0
+    elements: float = 0.0
+    payloads: int = 0
+    error: torch.Tensor | float = 0.0
+    energy: torch.Tensor | float = 0.0
+
+    def count(self, message: Message, wire_bytes: int, plain_reason: str | None) -> None:
+        self.messages += 1
+        if plain_reason:
+            self.plain[plain_reason] += 1
+        self.logical_bytes += message.logical_bytes
+        self.wire_bytes += wire_bytes
+        self.elements += message.logical_bytes / message.spec.dtype.itemsize
+
+    def metered(self, compressor: Compressor) -> Compressor:
+        """`compressor`, with a sample of its errors accumulated here, on the device, without a host sync."""
+        return _Metered(compressor, self)
+
+    @property
+    def bits_per_element(self) -> float | None:
+        """Over all messages, plain ones included."""
+        return 8 * self.wire_bytes / self.elements if self.elements else None
+
+    @property
+    def relative_error(self) -> float | None:
+        """Mean square error over mean square of the sampled payloads; None if none was compressed."""
+        return float(self.error) / float(self.energy) if self.payloads and float(self.energy) else None
+
+    def __add__(self, other: Flow) -> Flow:
+        return Flow(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(Flow)})
+
+    def on_host(self) -> Flow:
+        """A copy whose error sums are Python floats."""
+        values = {f.name: getattr(self, f.name) for f in fields(Flow)}
+        return Flow(**values | {"error": float(self.error), "energy": float(self.energy)})
+
+
+class _Metered:
+    """A compressor as the collectives see it, which decodes every `SAMPLING_INTERVAL`-th payload it makes."""
+
+    def __init__(self, compressor: Compressor, flow: Flow):
+        self._compressor = compressor
+        self._flow = flow
+
+    def __getattr__(self, name: str):
+        return getattr(self._compressor, name)
+
+    def compress(self, tensor: torch.Tensor, spec: TensorSpec, payload: torch.Tensor | None = None) -> torch.Tensor:
+        payload = self._compressor.compress(tensor, spec, payload)
+        if self._flow.payloads % SAMPLING_INTERVAL == 0:
+            original = tensor.detach().double()
+            decoded = self._compressor.decompress(payload, spec, torch.empty_like(original))
+            self._flow.error = self._flow.error + (decoded - original).square().sum()
+            self._flow.energy = self._flow.energy + original.square().sum()
+        self._flow.payloads += 1
+        return payload
+
+
+class Traffic:
+    """Flows by (axis, direction, site)."""
+
+    def __init__(self, flows: dict[tuple[str, str, str], Flow] | None = None):
+        self._flows = flows or {}
+
+    def flow(self, axis: str, direction: str, site: str) -> Flow:
+        return self._flows.setdefault((axis, direction, site), Flow())
+
+    def gather(self) -> Traffic:
+        """The sum over all ranks. A collective: every rank must call it, and every rank gets the result."""
+        parts = [None] * dist.get_world_size()
+        dist.all_gather_object(parts, {key: flow.on_host() for key, flow in self._flows.items()})
+        total: dict[tuple[str, str, str], Flow] = {}
+        for part in parts:
+            for key, flow in part.items():
+                total[key] = total[key] + flow if key in total else flow
+        return Traffic(dict(sorted(total.items())))
+
+    def rows(self) -> list[dict]:
+        """One dict per axis, direction and site; byte and message counts, bits per element, relative error."""
+        return [
+            _row({"axis": axis, "direction": direction, "site": site}, flow)
+            for (axis, direction, site), flow in sorted(self._flows.items())
+        ]
+
+    def totals(self) -> list[dict]:
+        """One dict per axis and direction, over all its sites, exempt ones included."""
+        sums: dict[tuple[str, str], Flow] = {}
+        for (axis, direction, _), flow in sorted(self._flows.items()):
+            sums[axis, direction] = sums.get((axis, direction), Flow()) + flow
+        return [_row({"axis": axis, "direction": direction}, flow) for (axis, direction), flow in sums.items()]
+
+    def to_json(self) -> dict:
+        """Rows and totals, as JSON values."""
+        return {"rows": self.rows(), "totals": self.totals()}
+
+    def table(self) -> Table:
+        """The rows for people."""
+        table = Table(title="Traffic")
+        for heading in ("axis", "direction", "site"):
+            table.add_column(heading)
+        for heading in ("messages", "plain", "logical", "wire", "bits/element", "error"):
+            table.add_column(heading, justify="right")
+        table.add_column("why plain")
+        for row in self.rows():
+            table.add_row(
+                row["axis"],
+                row["direction"],
+                row["site"],
+                f"{row['messages']:,}",
+                f"{row['plain_messages']:,}",
+                _megabytes(row["logical_bytes"]),
+                _megabytes(row["wire_bytes"]),
+                "-" if row["bits_per_element"] is None else f"{row['bits_per_element']:.3f}",
+                "-" if row["relative_error"] is None else f"{row['relative_error']:.2e}",
+                ", ".join(row["plain_reasons"]),
+            )
+        return table
+
+
+def _row(key: dict, flow: Flow) -> dict:
+    return {
+        **key,
+        "messages": flow.messages,
+        "plain_messages": sum(flow.plain.values()),
+        "plain_reasons": dict(flow.plain),
+        "logical_bytes": flow.logical_bytes,
+        "wire_bytes": flow.wire_bytes,
+        "bits_per_element": flow.bits_per_element,
+        "relative_error": flow.relative_error,
+    }
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:,.2f} MB"

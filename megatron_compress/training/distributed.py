@@ -1,0 +1,109 @@
+"""This process among the others: its device, Megatron's process groups, its random seeds, and how it ends."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import NoReturn
+
+import numpy as np
+import torch
+from megatron.core import parallel_state, tensor_parallel
+
+from megatron_compress.strict_yaml import ConfigError
+from megatron_compress.training.config import ParallelConfig
+
+
+def device() -> torch.device:
+    """Where this rank computes."""
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def initialize(parallel: ParallelConfig) -> None:
+    """Join the process group that torchrun describes and lay Megatron's groups over it: NCCL with CUDA, else gloo.
+
+    Raises:
+        ConfigError: not started by torchrun, or by a number of processes that suits neither layout nor GPUs.
+    """
+    _check_world(parallel)
+    cuda = torch.cuda.is_available()
+    if cuda:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    torch.distributed.init_process_group("nccl" if cuda else "gloo")
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=parallel.tensor,
+        pipeline_model_parallel_size=parallel.pipeline,
+        virtual_pipeline_model_parallel_size=parallel.virtual_pipeline,
+        create_gloo_process_groups=False,
+    )
+
+
+def _check_world(parallel: ParallelConfig) -> None:
+    unit = parallel.tensor * parallel.pipeline
+    if "WORLD_SIZE" not in os.environ:
+        raise ConfigError(
+            f"this command runs in several processes: start it with `torchrun --nproc-per-node {unit} -m"
+            " megatron_compress ...` or with scripts/pretrain.sh"
+        )
+    world_size = int(os.environ["WORLD_SIZE"])
+    if world_size % unit:
+        raise ConfigError(
+            f"{world_size} processes cannot hold parallel.tensor x parallel.pipeline = {parallel.tensor} x"
+            f" {parallel.pipeline}; start a multiple of {unit}"
+        )
+    local_size, num_gpus = int(os.environ["LOCAL_WORLD_SIZE"]), torch.cuda.device_count()
+    if torch.cuda.is_available() and local_size > num_gpus:
+        raise ConfigError(
+            f"{local_size} processes cannot share {num_gpus} GPUs; start one a GPU, or set CUDA_VISIBLE_DEVICES to"
+            " nothing to train on the CPU"
+        )
+
+
+def finalize() -> None:
+    """Leave the process groups."""
+    parallel_state.destroy_model_parallel()
+    torch.distributed.destroy_process_group()
+
+
+def seed_everything(seed: int) -> None:
+    """Reset every random state of this rank. Pipeline stages differ; tensor-parallel ranks share weights' states."""
+    seed += 100 * parallel_state.get_pipeline_model_parallel_rank()
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+    tensor_parallel.model_parallel_cuda_manual_seed(seed)
+
+
+def is_first_rank() -> bool:
+    return torch.distributed.get_rank() == 0
+
+
+def run_and_exit(run: Callable[[], int]) -> NoReturn:
+    """Call `run` and end the process with the status that it returns; 2 for a wrong config, 1 for a failure.
+
+    A failed rank ends at once, without the clean-up in which it could wait for the others; torchrun then stops them.
+    """
+    try:
+        status = run()
+    except ConfigError as error:
+        status = _report_config_error(error)
+    except BaseException:
+        print(f"rank {os.environ.get('RANK', 0)} failed:", file=sys.stderr)
+        traceback.print_exc()
+        status = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def _report_config_error(error: ConfigError) -> int:
+    """Every rank finds the same error; one on each machine says so, and the others leave it the time to."""
+    if int(os.environ.get("LOCAL_RANK", 0)) == 0:
+        print(f"error: {error}", file=sys.stderr)
+    else:
+        time.sleep(2)
+    return 2

@@ -1,0 +1,5 @@
+"""Entry for setuptools; everything it needs stands in pyproject.toml."""
+
+from setuptools import setup
+
+setup()

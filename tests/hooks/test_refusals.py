@@ -1,0 +1,43 @@
+"""Megatron settings that compression cannot honour are refused with reason and fix."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from megatron_compress.config import CompressionConfig
+from megatron_compress.hooks import refusals
+from megatron_compress.hooks.refusals import UnsupportedSettingError
+
+COMPRESSION = CompressionConfig(pipeline={"forward": {"compressor": "fp8", "exempt_stages": [0, 1]}})
+FINE = {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": None, "batch_p2p_comm": True}
+
+
+def refuse_unsupported(config):
+    refusals.refuse_unsupported(config, COMPRESSION)
+
+
+def test_an_ordinary_configuration_passes():
+    refuse_unsupported(SimpleNamespace(**FINE))
+    refuse_unsupported(SimpleNamespace(**FINE, use_ring_exchange_p2p=False, cuda_graph_impl="none"))
+    refuse_unsupported(SimpleNamespace(**FINE | {"virtual_pipeline_model_parallel_size": 2, "batch_p2p_comm": False}))
+
+
+@pytest.mark.parametrize(
+    ("setting", "named"),
+    [
+        ({"use_ring_exchange_p2p": True}, "use_ring_exchange_p2p"),
+        ({"tp_comm_overlap": True}, "tp_comm_overlap"),
+        ({"symmetric_ar_type": "two_shot"}, "symmetric_ar_type"),
+        ({"enable_cuda_graph": True}, "CUDA-graph"),
+        ({"cuda_graph_impl": "local"}, "CUDA-graph"),
+        ({"virtual_pipeline_model_parallel_size": 2}, "batch_p2p_comm=False"),
+    ],
+)
+def test_each_unsupported_setting_is_named(setting, named):
+    with pytest.raises(UnsupportedSettingError, match=named):
+        refuse_unsupported(SimpleNamespace(**FINE | setting))
+
+
+def test_stages_that_the_model_lacks_are_named():
+    with pytest.raises(UnsupportedSettingError, match=r"pipeline forward: exempt_stages has 1, but .* 0 to 0"):
+        refuse_unsupported(SimpleNamespace(**FINE | {"pipeline_model_parallel_size": 1}))

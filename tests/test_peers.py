@@ -1,0 +1,103 @@
+"""Ranks that differ, never start, stop or die are named, in time, and leave nobody waiting."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+import megatron_compress
+from megatron_compress import peers
+from megatron_compress.peers import Watch
+from tests.distributed.pool import WorkerPool
+from tests.hooks import runs
+
+
+@pytest.fixture
+def pool():
+    """Three processes of their own: these tests break them."""
+    pool = WorkerPool(3)
+    yield pool
+    pool.close()
+
+
+def test_the_default_timeout_leaves_time_to_tell_within_a_minute():
+    default = megatron_compress.install.__kwdefaults__ or {}
+    timeout = default.get("peer_timeout", megatron_compress.install.__defaults__[-1])
+    assert timeout + 2 * peers._BEAT_SECONDS + 5 <= 60
+
+
+def _start(group, digests, versions, silent):
+    if group.rank() == silent:
+        return "silent"
+    watch = Watch(digests[group.rank()], versions[group.rank()], timeout=2.0)
+    try:
+        watch.start()
+    except peers.PeerError as error:
+        return str(error)
+    finally:
+        watch.stop()
+    return "started"
+
+
+def _outcomes(pool, digests="aaa", versions="111", silent=None):
+    began = time.monotonic()
+    outcomes = pool.run(_start, digests, versions, silent, world_size=3)
+    assert time.monotonic() - began < 20
+    return outcomes
+
+
+def test_equal_ranks_start_again_and_again(pool):
+    assert _outcomes(pool) == ["started"] * 3
+    assert _outcomes(pool) == ["started"] * 3
+
+
+def test_another_configuration_is_named_on_every_rank(pool):
+    for outcome in _outcomes(pool, digests="aab"):
+        assert "rank 2 (host" in outcome and "has configuration b, rank 0 has a" in outcome
+
+
+def test_another_version_is_named_on_every_rank(pool):
+    for outcome in _outcomes(pool, versions="121"):
+        assert "rank 1 (host" in outcome and "has Megatron 2, rank 0 has 1" in outcome
+
+
+@pytest.mark.parametrize("silent", [0, 2])
+def test_a_rank_without_hooks_is_named(pool, silent):
+    outcomes = _outcomes(pool, silent=silent)
+    assert outcomes.pop(silent) == "silent"
+    for outcome in outcomes:
+        assert f"rank {silent} did not start compression within 2 s" in outcome
+        assert "megatron_compress.install on every rank" in outcome
+
+
+@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "silent"])
+def test_a_rank_lost_in_training_is_named_by_the_others(pool, blow, tmp_path):
+    log = tmp_path / "stderr"
+    pool.start(runs.train_until_killed, str(log), world_size=3)
+    _wait_until(lambda: _step(log, 2) >= 2, 60)
+    victim = pool.pids[1]
+    os.kill(victim, blow)
+    try:
+        # The timeout is 6 s in this test.
+        _wait_until(lambda: all(_names(log, rank, victim) for rank in (0, 2)), 30)
+    finally:
+        os.kill(victim, signal.SIGKILL)
+
+
+def _step(log: Path, rank: int) -> int:
+    steps = Path(f"{log}.{rank}.steps")
+    return int(steps.read_text() or 0) if steps.exists() else 0
+
+
+def _names(log: Path, rank: int, victim: int) -> bool:
+    text = Path(f"{log}.{rank}").read_text()
+    return "rank 1 (host" in text and f"process {victim})" in text
+
+
+def _wait_until(condition, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "not within the time given"
+        time.sleep(0.2)
