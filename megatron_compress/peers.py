@@ -71,6 +71,7 @@ class Watch:
             raise PeerError(_silent([0], self._timeout))
         if verdict := self._store.get("verdict").decode():
             raise PeerError(verdict)
+        self._first = self._names([0])
         threading.Thread(target=self._beat, name="megatron_compress peers", daemon=True).start()
         self._watching = True
 
@@ -94,7 +95,7 @@ class Watch:
         after = self._beats()
         lost = [rank for rank in range(self._size) if after[rank] == before[rank] != b"end"]
         if lost:
-            raise PeerError(f"{self._names(lost)} stopped answering") from error
+            raise PeerError(self._announce(f"{self._names(lost)} stopped answering")) from error
 
     def _beats(self) -> list[bytes | None]:
         return [self._read_beat(rank) for rank in range(self._size)]
@@ -139,19 +140,38 @@ class Watch:
         """Count up in the store, and look whether the next rank does; end the process if a rank is lost."""
         watched = (self._rank + 1) % self._size
         last, seen, count = None, time.monotonic(), 0
+        while not self._stopped.wait(_BEAT_SECONDS):
+            count += 1
+            beat, lost = self._exchange(count, watched)
+            if beat != last or beat == b"end":
+                last, seen = beat, time.monotonic()
+            elif time.monotonic() - seen > self._timeout:
+                lost = f"{self._names([watched])} has not answered for {self._timeout:.0f} s"
+            if lost:
+                self._give_up(self._announce(lost))
+
+    def _exchange(self, count: int, watched: int) -> tuple[bytes | None, str | None]:
+        """Write one's own count; read the watched rank's, and what was announced, if anything."""
+        silent = f"the rendezvous store does not answer; it is kept by the launcher or by {self._first}"
+        # A store whose host is stopped blocks for ever, whatever timeout it was given.
+        guard = threading.Timer(self._timeout, self._give_up, [silent])
+        guard.daemon = True
+        guard.start()
         try:
-            while not self._stopped.wait(_BEAT_SECONDS):
-                count += 1
-                self._store.set(f"beat/{self._rank}", str(count))
-                beat = self._read_beat(watched)
-                if beat != last or beat == b"end":
-                    last, seen = beat, time.monotonic()
-                elif time.monotonic() - seen > self._timeout:
-                    self._store.set("lost", f"{self._names([watched])} has not answered for {self._timeout:.0f} s")
-                if self._store.check(["lost"]):
-                    self._give_up(self._store.get("lost").decode())
-        except RuntimeError as error:
-            self._give_up(f"the rendezvous store is gone, and its host with it ({str(error).splitlines()[0]})")
+            self._store.set(f"beat/{self._rank}", str(count))
+            lost = self._store.get("lost").decode() if self._store.check(["lost"]) else None
+            return self._read_beat(watched), lost
+        except RuntimeError:
+            self._give_up(silent)
+            raise
+        finally:
+            guard.cancel()
+
+    def _announce(self, reason: str) -> str:
+        """Tell all ranks, and stay long enough for them to hear it: the store may live in this process."""
+        self._store.set("lost", reason)
+        time.sleep(2 * _BEAT_SECONDS)
+        return reason
 
     def _give_up(self, reason: str) -> None:
         """The main thread may be inside a collective that nothing can interrupt, so the process ends here."""

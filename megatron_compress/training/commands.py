@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rich.console import Console
+
 from megatron_compress.strict_yaml import ConfigError
 from megatron_compress.training import distributed
-from megatron_compress.training.compare import Arm
+from megatron_compress.training.compare import Arm, write_results
 from megatron_compress.training.compare import compare as compare_arms
 from megatron_compress.training.config import ArmConfig, Experiment, load_experiment
 from megatron_compress.training.data import Corpus, load_corpus
@@ -22,11 +24,19 @@ def train(config: Path, out: Path, compress: Path | None, text: Path | None, ste
     distributed.initialize(experiment.train.parallel)
     result = Arm(arm, train_arm(experiment, corpus, arm, out))
     if distributed.is_first_rank():
-        print(f"{len(result.result.steps)} steps in {result.seconds:.0f} s, {result.tokens_per_second:,.0f} tokens/s")
-        print(f"held-out loss {result.held_out_loss:.4f} nats per byte")
-        print(f"wrote {out / 'train.jsonl'}")
+        write_results(out / "results.json", experiment, corpus, [result], [])
+        _print_run(result, out)
     distributed.finalize()
     return 0
+
+
+def _print_run(arm: Arm, out: Path) -> None:
+    console = Console(highlight=False)
+    console.print(f"{len(arm.result.steps)} steps in {arm.seconds:.0f} s, {arm.tokens_per_second:,.0f} tokens/s")
+    console.print(f"held-out loss {arm.held_out_loss:.4f} nats per byte")
+    if arm.result.report is not None:
+        console.print(arm.result.report.table())
+    console.print(f"wrote {out / 'results.json'} and {out / 'train.jsonl'}")
 
 
 def compare(config: Path, out: Path, text: Path | None) -> int:

@@ -89,7 +89,7 @@ def _compare(arm: Arm, reference: Arm) -> Equality:
 
 
 def write_results(path: Path, experiment: Experiment, corpus: Corpus, arms: list[Arm], equal: list[Equality]) -> None:
-    """All that is known about the comparison, as JSON. Called by the first rank."""
+    """All that is known about the arms, as JSON. Called by the first rank."""
     results = {
         **provenance(),
         "config": {"train": experiment.train.model_dump(), "model": experiment.model.model_dump()},

@@ -83,7 +83,7 @@ class RunConfig(StrictModel):
     seed: int = Field(default=1234, ge=0)
     precision: Literal["fp32", "bf16"] = "fp32"
     recompute: bool = False
-    evaluate_every: int | None = Field(default=None, ge=1, description="steps between held-out losses; None: at the end")
+    evaluate_every: int | None = Field(default=None, ge=1, description="steps between held-out losses; None: at end")
 
 
 class ArmConfig(StrictModel):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -27,7 +28,7 @@ def print_summary(arms: list[Arm], equal: list[Equality], out: Path) -> None:
 
 
 def _loss_table(arms: list[Arm]) -> Table:
-    table = Table(title="loss, nats per byte")
+    table = Table(title="loss, nats per byte", box=box.SIMPLE_HEAD)
     for name in ("arm", "steps", "training", "held-out", f"vs {arms[0].name}", "tokens/s", "seconds"):
         table.add_column(name, justify="left" if name == "arm" else "right")
     for arm in arms:
@@ -51,7 +52,7 @@ def _difference(arm: Arm, plain: Arm) -> str:
 
 
 def _traffic_table(arms: list[Arm]) -> Table:
-    table = Table(title="bits per element on the wire, and bytes that all ranks sent")
+    table = Table(title="bits per element on the wire, and bytes that all ranks sent", box=box.SIMPLE_HEAD)
     table.add_column("arm")
     for axis, direction in _TRAFFIC:
         table.add_column(f"{axis}\n{direction}", justify="right")

@@ -1,5 +1,6 @@
 """TAH-Quant: outliers, allocation of bits, settings (METHODS §5.1)."""
 
+import itertools
 import math
 
 import pytest
@@ -205,7 +206,7 @@ def test_sqnr_grows_six_decibels_a_bit():
     x = normal((64, 4, 256), 0)
     values = [sqnr(x, round_trip(create(high_bits=b, low_bits=b), x)) for b in range(2, 9)]
     assert values[2] > 20.5  # INT4
-    steps = [b - a for a, b in zip(values, values[1:], strict=False)]
+    steps = [b - a for a, b in itertools.pairwise(values)]
     assert all(5.5 < step < 8.0 for step in steps)
 
 

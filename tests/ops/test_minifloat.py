@@ -37,7 +37,7 @@ def test_rounds_to_nearest(fmt):
     midpoints = [(a + b) / 2 for a, b in zip(fmt.magnitudes, fmt.magnitudes[1:], strict=False)]
     special = torch.tensor([*fmt.magnitudes, *midpoints, 1e-45, 1e-20, 100.0, 3e38])
     around = torch.cat([special, special.nextafter(torch.tensor(0.0)), special.nextafter(torch.tensor(torch.inf))])
-    values = torch.cat([around.clamp(max=3.4e38), normal((5000,), 0) * 3, torch.linspace(0, 20, 2001)])
+    values = torch.cat([around.clamp(max=3.4e38), normal((1000,), 0) * 3, torch.linspace(0, 20, 801)])
     for sign in (1, -1):
         codes = fmt.quantize(sign * values)
         assert codes.dtype == torch.uint8
