@@ -1,8 +1,13 @@
-"""What decides which tests run: `gpu` tests need a CUDA device, `slow` tests need --full."""
+"""What decides which tests run: `gpu` and `two_gpus` tests need CUDA devices, `slow` tests need --full."""
+
+import os
 
 import hypothesis
 import pytest
 import torch
+
+# Asks the driver's library instead of CUDA whether there is a GPU: worker processes are forked after that.
+os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
 
 # Shared machines are slow at times, and a test must give the same answer every time.
 hypothesis.settings.register_profile("repository", deadline=None, derandomize=True)
@@ -17,6 +22,8 @@ def pytest_collection_modifyitems(config, items):
     skips = []
     if not torch.cuda.is_available():
         skips.append(("gpu", pytest.mark.skip(reason="no CUDA device")))
+    if torch.cuda.device_count() < 2:
+        skips.append(("two_gpus", pytest.mark.skip(reason="fewer than two CUDA devices")))
     if not config.getoption("--full"):
         skips.append(("slow", pytest.mark.skip(reason="slow; runs with --full")))
     for item in items:

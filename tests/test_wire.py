@@ -16,7 +16,8 @@ from tests.strategies import COMPRESSORS, all_compressors, specs
 PAGE = (Path(__file__).parents[1] / "docs" / "wire.md").read_text()
 EXAMPLE = re.compile(
     r"^`(?P<name>\w+)\((?P<settings>.*)\)`, (?P<dtype>\w+) \[(?P<shape>[\d, ]*)\]"
-    r"(, samples in dimension (?P<dim>\d))?: (?P<nbytes>\d+) bytes, (?P<bits>[\d.]+) bits per element\n\n(?P<table>(\|.*\n)+)",
+    r"(, samples in dimension (?P<dim>\d))?: (?P<nbytes>\d+) bytes, (?P<bits>[\d.]+) bits per element\n\n"
+    r"(?P<table>(\|.*\n)+)",
     re.MULTILINE,
 )
 

@@ -44,5 +44,3 @@ def finished() -> Work:
 
 def _nothing() -> Generator:
     yield from ()
-
-

@@ -70,7 +70,7 @@ class FixedPoint(Compressor):
         codes = []
         for tile, scale in zip(tiles, scales, strict=True):
             scale.copy_(round_up_to_bfloat16(tile.abs().amax(dim=1)))
-            steps = self.levels / scale.float()
+            steps = scale.float().reciprocal() * self.levels
             q = (tile * steps[:, None]).round_().clamp_(-self.levels, self.levels).nan_to_num_(0.0)
             codes.append((q + self.levels).to(torch.int32))
         parts["codes"].copy_(pack_bits(self._untile(codes, spec), self.settings.bits))

@@ -102,7 +102,7 @@ class Fp4Quant(Compressor):
         """x: [n, g] finite; returns codes [n, g] and scales [n]."""
         h = hadamard_transform(x * HEADROOM)
         largest = h.abs().amax(dim=1).clamp(min=MIN_SCALE)
-        codes = self.format.quantize(h * (self.format.max / largest)[:, None])
+        codes = self.format.quantize(h * (largest.reciprocal() * self.format.max)[:, None])
         return codes, (largest * (1 / self.format.max)) * (1 / (HEADROOM * hadamard_block(x.shape[1])))
 
     def _quantize_dual(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -110,11 +110,13 @@ class Fp4Quant(Compressor):
         power = torch.ones_like(x[:, 0]) if self.settings.paper_clips else _inverse_power_of_two(x.abs().amax(dim=1))
         x = x * power[:, None]
         mean_square = pairwise_sum(x * x) * (1 / x.shape[1])
-        alpha = (self.format.max / (mean_square + 1e-6).sqrt()).clamp(1e-3, 1e3)
+        # In float64 and rounded once: float32 square roots of torch are not correctly rounded on every device.
+        root = (mean_square + 1e-6).double().sqrt().float()
+        alpha = (root.reciprocal() * self.format.max).clamp(1e-3, 1e3)
         h = hadamard_transform(x * alpha[:, None])
         scale = h.abs().amax(dim=1) * _norm(x) * (1 / self.format.max)
         scale = scale.clamp(1e-12, 1e6) if self.settings.paper_clips else scale.clamp(min=MIN_SCALE)
-        codes = self.format.quantize(h * (_norm(x) / scale)[:, None])
+        codes = self.format.quantize(h * (scale.reciprocal() * _norm(x))[:, None])
         return codes, scale, alpha * power
 
 

@@ -44,7 +44,7 @@ class Fp8(Compressor):
         for group, code, scale in zip(split_groups(x.view(-1), self.settings.group_size), codes, scales, strict=True):
             group = group.float()
             magnitude = group.abs().amax(dim=1).clamp(min=MIN_MAGNITUDE)
-            scaled = group * (E4M3_MAX / magnitude)[:, None]
+            scaled = group * (magnitude.reciprocal() * E4M3_MAX)[:, None]
             code.copy_(scaled.clamp(-E4M3_MAX, E4M3_MAX).nan_to_num(0.0).to(torch.float8_e4m3fn).view(torch.uint8))
             scale.copy_(torch.where(magnitude.isfinite(), magnitude * (1 / E4M3_MAX), torch.nan))
 

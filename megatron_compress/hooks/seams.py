@@ -120,7 +120,9 @@ def seams() -> list[Seam]:
         for method, wrap in (("forward", context.function_forward), ("backward", context.function_backward))
     ]
     sites = [
-        Seam("tensor_parallel.layers", "VocabParallelEmbedding.forward", context.module_forward("embedding"), ("self",)),
+        Seam(
+            "tensor_parallel.layers", "VocabParallelEmbedding.forward", context.module_forward("embedding"), ("self",)
+        ),
         Seam("transformer.attention", "Attention.forward", context.module_forward("attention"), ("self",)),
         Seam("transformer.mlp", "MLP.forward", context.module_forward("mlp"), ("self",)),
         Seam(

@@ -52,10 +52,15 @@ def _difference(arm: Arm, plain: Arm) -> str:
 
 
 def _traffic_table(arms: list[Arm]) -> Table:
-    table = Table(title="bits per element on the wire, and bytes that all ranks sent", box=box.SIMPLE_HEAD)
-    table.add_column("arm")
+    table = Table(
+        title="bits per element on the wire, and bytes that all ranks sent",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+    table.add_column("arm", no_wrap=True)
     for axis, direction in _TRAFFIC:
-        table.add_column(f"{axis}\n{direction}", justify="right")
+        table.add_column(f"{axis}\n{direction}", justify="right", no_wrap=True)
     for name in ("wire\nMB", "logical\nMB", "ratio"):
         table.add_column(name, justify="right")
     for arm in arms:
@@ -68,7 +73,7 @@ def _traffic_row(totals: list[dict]) -> list[str]:
     bits = {(total["axis"], total["direction"]): total["bits_per_element"] for total in totals}
     wire, logical = (sum(total[key] for total in totals) for key in ("wire_bytes", "logical_bytes"))
     cells = [f"{bits[key]:.2f}" if key in bits else "-" for key in _TRAFFIC]
-    return [*cells, f"{wire / 1e6:,.1f}", f"{logical / 1e6:,.1f}", f"{logical / wire:.2f}x" if wire else "-"]
+    return [*cells, f"{wire / 1e6:,.0f}", f"{logical / 1e6:,.0f}", f"{logical / wire:.2f}x" if wire else "-"]
 
 
 def draw_curves(path: Path, arms: list[Arm]) -> None:

@@ -14,16 +14,18 @@ from megatron_compress.wire import TensorSpec
 from tests.strategies import COMPRESSORS, all_compressors, integers, label
 
 TABLE = Path(__file__).with_name("golden.json")
-SHAPES = [(16, 2, 256), (5, 2, 300), (77,), (3, 7)]
+SHAPES = [(16, 2, 256), (5, 2, 300), (9, 130), (77,), (3, 7)]
 
 
 def message(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Integers with outliers and zeros, by exact arithmetic; bfloat16 holds them all."""
+    """Integers with outliers, zeros and, in one shape, NaN and Inf, by exact arithmetic; bfloat16 holds them all."""
     x = integers(shape) / 64
     flat = x.view(-1)
     flat[5::97] *= 64
     flat[11::193] *= 4096
     flat[64:128] = 0
+    if shape == (9, 130):
+        flat[300], flat[700], flat[1100] = torch.nan, torch.inf, -torch.inf
     return x.to(dtype)
 
 

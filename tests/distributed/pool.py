@@ -1,4 +1,4 @@
-"""Real gloo processes that stay alive over many tests, so that a test costs milliseconds and not imports."""
+"""Real processes that stay alive over many tests, so that a test costs milliseconds and not imports."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ TIMEOUT_SECONDS = 120
 
 
 class WorkerPool:
-    """`size` processes in one gloo world, with a subgroup of the first n ranks for every n.
+    """`size` processes in one world (gloo, or NCCL with one GPU each), with a subgroup of the first n for every n.
 
     `run(function, *args, world_size=n)` calls function(group, *args) on ranks 0…n−1, where group is that subgroup, and
     returns their results by rank. function must be importable; a failing rank raises here, with its traceback.
     """
 
-    def __init__(self, size: int):
+    def __init__(self, size: int, backend: str = "gloo"):
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["tests.distributed.pool", "tests.hooks.runs"])
         port = _free_port()
         self._pipes, self._processes = [], []
         for rank in range(size):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, size, port, theirs), daemon=True)
+            process = context.Process(target=_serve, args=(rank, size, backend, port, theirs), daemon=True)
             process.start()
             self._pipes.append(ours)
             self._processes.append(process)
@@ -62,10 +62,12 @@ def _receive(pipe):
     return pipe.recv()
 
 
-def _serve(rank: int, size: int, port: int, pipe) -> None:
+def _serve(rank: int, size: int, backend: str, port: int, pipe) -> None:
     torch.set_num_threads(1)
+    if backend == "nccl":
+        torch.cuda.set_device(rank)
     dist.init_process_group(
-        "gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=size, timeout=timedelta(seconds=TIMEOUT_SECONDS)
+        backend, f"tcp://127.0.0.1:{port}", rank=rank, world_size=size, timeout=timedelta(seconds=TIMEOUT_SECONDS)
     )
     groups = {n: dist.new_group(range(n)) for n in range(1, size + 1)}
     pipe.send("ready")

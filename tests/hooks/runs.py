@@ -98,7 +98,8 @@ def _model_parallel(tensor: int, pipeline: int) -> Iterator[None]:
     finally:
         megatron_compress.uninstall()
         parallel_state.destroy_model_parallel()
-        for group in set(world.pg_map) - before:
+        # In the order of their making: to destroy an NCCL group is a collective.
+        for group in [group for group in world.pg_map if group not in before]:
             dist.destroy_process_group(group)
 
 
@@ -107,7 +108,7 @@ def _replicated_digest(trainer: Trainer) -> str:
     for chunk in trainer.chunks:
         for name, parameter in chunk.named_parameters():
             if not getattr(parameter, "tensor_model_parallel", False):
-                digest.update(name.encode() + parameter.detach().numpy().tobytes())
+                digest.update(name.encode() + parameter.detach().cpu().numpy().tobytes())
     return digest.hexdigest()
 
 
