@@ -74,12 +74,12 @@ class Fp4Quant(Compressor):
 
     def encode(self, x: torch.Tensor, spec: TensorSpec, parts: dict[str, torch.Tensor]) -> None:
         codes, scales, alphas = [], [], []
+        quantize = self._quantize_dual if self.settings.scales == "dual" else self._quantize_single
         for group in split_groups(x.view(-1).float(), self.settings.group_size):
+            code, *pair = quantize(group)
             finite = group.abs().amax(dim=1).isfinite()
-            group = torch.where(finite[:, None], group, 0.0)
-            code, *pair = self._quantize_dual(group) if self.settings.scales == "dual" else self._quantize_single(group)
             scale, *alpha = (torch.where(finite, part, torch.nan) for part in pair)
-            codes.append(code.view(-1))
+            codes.append((code * finite.to(torch.uint8)[:, None]).view(-1))
             scales.append(scale)
             alphas += alpha
         parts["codes"].copy_(pack_bits(torch.cat(codes), 4))
@@ -99,14 +99,14 @@ class Fp4Quant(Compressor):
         return torch.cat([d.view(-1) for d in decoded]).view(spec.shape)
 
     def _quantize_single(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """x: [n, g] finite; returns codes [n, g] and scales [n]."""
+        """x: [n, g]; returns codes [n, g] and scales [n], of no meaning where x is not finite."""
         h = hadamard_transform(x * HEADROOM)
         largest = h.abs().amax(dim=1).clamp(min=MIN_SCALE)
         codes = self.format.quantize(h * (largest.reciprocal() * self.format.max)[:, None])
         return codes, (largest * (1 / self.format.max)) * (1 / (HEADROOM * hadamard_block(x.shape[1])))
 
     def _quantize_dual(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """x: [n, g] finite; returns codes [n, g], s [n] and α, times the power of two, [n]."""
+        """x: [n, g]; returns codes [n, g], s [n] and α, times the power of two, [n]; see `_quantize_single`."""
         power = torch.ones_like(x[:, 0]) if self.settings.paper_clips else _inverse_power_of_two(x.abs().amax(dim=1))
         x = x * power[:, None]
         mean_square = pairwise_sum(x * x) * (1 / x.shape[1])

@@ -62,7 +62,8 @@ class TahQuant(Compressor):
     tile, which the inverse rotation puts on the pivot alone (2^-9 of its value), so the error beside an outlier does
     not grow with it.
 
-    A short last tile is rotated only if its length is a power of two. A NaN or Inf makes its quantization tile NaN.
+    A short last tile is rotated only if its length is a power of two. A NaN or Inf makes its quantization tile NaN,
+    which ranks as zeros.
     """
 
     Settings = TahQuantSettings
@@ -147,8 +148,7 @@ class TahQuant(Compressor):
 
     def _allocate(self, whole: torch.Tensor, t: Tiling) -> torch.Tensor:
         """Rank the windows of each sample by entropy; whole: [whole tiles, G]; returns flags [samples, windows]."""
-        tiles = torch.where(whole.isfinite(), whole * HEADROOM, 0.0)
-        tiles = tiles.view(t.samples, t.rows, t.whole_tiles, t.group)[:, :, : t.windows * t.per_window]
+        tiles = _scaled(whole)[0].view(t.samples, t.rows, t.whole_tiles, t.group)[:, :, : t.windows * t.per_window]
         windows = tiles.reshape(t.samples, t.rows * t.windows, t.per_window * t.group)
         order = magnitude_entropy(windows).argsort(dim=1, descending=True, stable=True)
         high_map = torch.zeros(order.shape, dtype=torch.bool, device=whole.device)
@@ -156,12 +156,12 @@ class TahQuant(Compressor):
 
     def _quantize(self, x: torch.Tensor, levels: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """x: [n, g] tiles, levels: [n] = 2^b − 1; returns codes [n, g], scales and zeros [n] (bf16), pivots [n]."""
-        finite = x.isfinite().all(dim=1)
-        x = torch.where(finite[:, None], x * HEADROOM, 0.0)
+        x, finite = _scaled(x)
         pivot, rotated = self._find_outlier(x)
-        y = torch.where(rotated[:, None], hadamard_transform(_swap(x, pivot)) * (1 / x.shape[1]), x)
+        y = x.clone()
+        y[rotated] = hadamard_transform(_swap(x[rotated], pivot[rotated])) * (1 / x.shape[1])
 
-        low, high = (limit + 0.0 for limit in y.aminmax(dim=1))  # −0 is 0: which of them is met depends on the device
+        low, high = y.amin(dim=1) + 0.0, y.amax(dim=1) + 0.0  # −0 is 0: which of them is met depends on the device
         zero = _to_bfloat16(low / HEADROOM)
         reference = torch.where(rotated, low, zero.float() * HEADROOM)
         scale = _to_bfloat16((high - reference).clamp(min=0) / levels / HEADROOM)
@@ -183,12 +183,19 @@ class TahQuant(Compressor):
         return pivot, largest > threshold * second
 
 
+def _scaled(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """x: [n, g] tiles; returns them times HEADROOM, with zeros where a tile is not finite, and which are [n]."""
+    finite = x.abs().amax(dim=1).isfinite()
+    x = x * HEADROOM
+    x[~finite] = 0.0
+    return x, finite
+
+
 def _dequantize(codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, pivots: torch.Tensor) -> torch.Tensor:
     """codes: [n, g] float32, the rest [n]; returns [n, g] float32."""
     rotated = torch.signbit(scales)
     y = codes * (scales.float().abs() * HEADROOM)[:, None] + (zeros.float() * HEADROOM)[:, None]
-    if hadamard_block(codes.shape[1]) == codes.shape[1]:
-        y = torch.where(rotated[:, None], _swap(hadamard_transform(y), pivots.long()), y)
+    y[rotated] = _swap(hadamard_transform(y[rotated]), pivots[rotated].long())
     return y * (1 / HEADROOM)
 
 

@@ -13,7 +13,10 @@ _MIN_SUM = 2.0**-120
 
 
 def log2(x: torch.Tensor) -> torch.Tensor:
-    """log2 of positive normal float32 values: exponent plus polynomial of the mantissa, Horner, no fused steps."""
+    """log2 of positive normal float32 values: exponent plus polynomial of the mantissa, Horner, no fused steps.
+
+    It is finite at zero, too, so that 0 · log2 0 is 0.
+    """
     bits = x.view(torch.int32)
     exponent = ((bits >> 23) - 127).float()
     t = ((bits & 0x7FFFFF) | 0x3F800000).view(torch.float32) - 1.0
@@ -30,4 +33,4 @@ def magnitude_entropy(x: torch.Tensor) -> torch.Tensor:
     """
     magnitude = x.abs()
     p = magnitude * (1.0 / pairwise_sum(magnitude).clamp(min=_MIN_SUM))[..., None]
-    return -pairwise_sum(torch.where(p > 0, p * log2(p), 0.0))
+    return -pairwise_sum(p * log2(p))

@@ -27,11 +27,13 @@ class MiniFloat:
         magnitude = values.abs()
         # A tie at the midpoint above code i goes up only if i is odd: compare with > where i is even, >= where odd.
         midpoints = [(low + high) / 2 for low, high in zip(self.magnitudes, self.magnitudes[1:], strict=False)]
-        codes = torch.signbit(values).view(torch.uint8) * 8
+        codes = torch.zeros_like(magnitude)
+        above = torch.empty_like(magnitude)
         for code, midpoint in enumerate(midpoints):
-            above = magnitude > midpoint if code % 2 == 0 else magnitude >= midpoint
-            codes += above.view(torch.uint8)
-        return codes
+            compare = torch.gt if code % 2 == 0 else torch.ge
+            codes += compare(magnitude, midpoint, out=above)
+        sign = (values.view(torch.int32) >> 28) & 8
+        return (codes.to(torch.int32) | sign).to(torch.uint8)
 
     def dequantize(self, codes: torch.Tensor) -> torch.Tensor:
         """float32 values of uint8 `codes`; code 8 is −0."""

@@ -178,6 +178,19 @@ def test_without_a_sample_dimension_all_rows_compete():
     assert together.tolist() == [1] * 10 + [0] * 10
 
 
+def test_ranking_knows_no_amplitude_and_takes_a_spoiled_tile_for_zeros():
+    x = normal((40, 256), 0, torch.bfloat16)
+    x[::3, ::70] *= 8
+    base = parts_of(create(), x)["high_map"]
+    for exponent in (-99, 60, 122):  # 2^122 · 32 is half of the largest bfloat16
+        assert torch.equal(parts_of(create(), x * 2.0**exponent)["high_map"], base)
+    for bad in (math.nan, math.inf):
+        spoiled, zeroed = x.clone(), x.clone()
+        spoiled[::3, ::70] = bad
+        zeroed.view(-1, 64)[spoiled.view(-1, 64).isfinite().logical_not().any(1)] = 0
+        assert torch.equal(parts_of(create(), spoiled)["high_map"], parts_of(create(), zeroed)["high_map"])
+
+
 @pytest.mark.parametrize("group,size,channels", [(64, None, 200), (64, 128, 356), (8, 24, 100), (64, "token", 200)])
 def test_what_fills_no_window_has_high_bits(group, size, channels):
     compressor = create(group_size=group, allocation_size=size, high_bits=8, low_bits=2, high_fraction=0.0)
