@@ -140,15 +140,12 @@ class Experiment:
         return None if arm.compress is None else self.folder / arm.compress
 
     def with_steps(self, steps: int) -> Experiment:
-        """The same experiment with another length of run and schedule.
-
-        Raises:
-            ConfigError: the run would end within its warm-up.
-        """
-        if steps <= self.train.optimizer.warmup_steps:
-            raise ConfigError(f"{steps} steps end within optimizer.warmup_steps = {self.train.optimizer.warmup_steps}")
+        """The same experiment with its schedule, warm-up included, stretched or shrunk to another length."""
+        warmup_steps = self.train.optimizer.warmup_steps * steps // self.train.run.steps
+        optimizer = self.train.optimizer.model_copy(update={"warmup_steps": warmup_steps})
         run = self.train.run.model_copy(update={"steps": steps})
-        return Experiment(self.train.model_copy(update={"run": run}), self.model, self.folder)
+        train = self.train.model_copy(update={"optimizer": optimizer, "run": run})
+        return Experiment(train, self.model, self.folder)
 
 
 def load_experiment(path: Path) -> Experiment:

@@ -62,8 +62,6 @@ def test_number_of_microbatches(write_files, train_values, model_values):
         num_microbatches(train, data_parallel_size=3)
 
 
-def test_a_run_cannot_be_cut_to_its_warmup(write_files, train_values, model_values):
-    experiment = load_experiment(write_files(train_values, model_values))
-    assert experiment.with_steps(3).train.run.steps == 3
-    with pytest.raises(ConfigError, match="2 steps end within"):
-        experiment.with_steps(2)
+def test_another_length_keeps_the_shape_of_the_schedule(write_files, train_values, model_values):
+    train = load_experiment(write_files(train_values, model_values)).with_steps(20).train
+    assert (train.run.steps, train.optimizer.warmup_steps) == (20, 5)
