@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 
 import torch
 import torch.distributed as dist
+from rich import box
 from rich.table import Table
 
 from megatron_compress.collectives.message import Message
@@ -119,26 +120,22 @@ class Traffic:
         """Rows and totals, as JSON values."""
         return {"rows": self.rows(), "totals": self.totals()}
 
-    def table(self) -> Table:
-        """The rows for people."""
-        table = Table(title="Traffic")
-        for heading in ("axis", "direction", "site"):
-            table.add_column(heading)
-        for heading in ("messages", "plain", "logical", "wire", "bits/element", "error"):
-            table.add_column(heading, justify="right")
-        table.add_column("why plain")
+    def table(self, name: str) -> Table:
+        """The rows for people; `name` is whose traffic it is. Error is mean square, relative to the mean square."""
+        table = Table(title=f"traffic of {name}", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+        table.add_column("message", no_wrap=True)
+        for heading in ("count", "logical\nMB", "wire\nMB", "bits per\nelement", "error"):
+            table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column("sent plainly")
         for row in self.rows():
             table.add_row(
-                row["axis"],
-                row["direction"],
-                row["site"],
+                f"{row['axis']} {row['direction']} {row['site']}",
                 f"{row['messages']:,}",
-                f"{row['plain_messages']:,}",
-                _megabytes(row["logical_bytes"]),
-                _megabytes(row["wire_bytes"]),
+                f"{row['logical_bytes'] / 1e6:,.1f}",
+                f"{row['wire_bytes'] / 1e6:,.1f}",
                 "-" if row["bits_per_element"] is None else f"{row['bits_per_element']:.3f}",
-                "-" if row["relative_error"] is None else f"{row['relative_error']:.2e}",
-                ", ".join(row["plain_reasons"]),
+                "-" if row["relative_error"] is None else f"{row['relative_error']:.1e}",
+                ", ".join(f"{count:,} {reason}" for reason, count in row["plain_reasons"].items()) or "none",
             )
         return table
 
@@ -154,7 +151,3 @@ def _row(key: dict, flow: Flow) -> dict:
         "bits_per_element": flow.bits_per_element,
         "relative_error": flow.relative_error,
     }
-
-
-def _megabytes(count: int) -> str:
-    return f"{count / 1e6:,.2f} MB"

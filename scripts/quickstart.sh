@@ -11,5 +11,6 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 bash "$root/scripts/install.sh"
 export CUDA_VISIBLE_DEVICES=  # four ranks on the CPU, whatever GPUs there are
 export OMP_NUM_THREADS=1      # more threads in each of the four would only fight for the cores
+export PYTHONWARNINGS=ignore  # Megatron's, in each of the four, about every GPU package that is not there
 exec "$root/.venv/bin/python" -m torch.distributed.run --standalone --nproc-per-node 4 \
     -m megatron_compress compare --config "$root/configs/train/quickstart.yaml" --out "$root/results/quickstart" "$@"

@@ -35,7 +35,7 @@ def _print_run(arm: Arm, out: Path) -> None:
     console.print(f"{len(arm.result.steps)} steps in {arm.seconds:.0f} s, {arm.tokens_per_second:,.0f} tokens/s")
     console.print(f"held-out loss {arm.held_out_loss:.4f} nats per byte")
     if arm.result.report is not None:
-        console.print(arm.result.report.table())
+        console.print(arm.result.report.table(arm.name))
     console.print(f"wrote {out / 'results.json'} and {out / 'train.jsonl'}")
 
 

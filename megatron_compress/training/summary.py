@@ -22,6 +22,9 @@ def print_summary(arms: list[Arm], equal: list[Equality], out: Path) -> None:
     console.print(_loss_table(arms))
     if any(arm.result.report is not None for arm in arms):
         console.print(_traffic_table(arms))
+    for arm in arms:
+        if arm.result.report is not None and arm.config.equals is None:  # a control has nothing to add
+            console.print(arm.result.report.table(arm.name))
     for item in equal:
         console.print(str(item), style="green" if item.first_difference is None else "bold red")
     console.print(f"wrote {out / 'results.json'} and {out / 'curves.png'}", highlight=False)
