@@ -27,7 +27,7 @@ from megatron_compress.strict_model import StrictModel, nearest, refusal
 
 Axis = Literal["pipeline", "tensor"]
 Direction = Literal["forward", "backward"]
-Site = Literal["embedding", "head", "attention", "mlp", "other"]
+Site = Literal["embedding", "head", "attention", "mlp"]
 
 AXES: tuple[Axis, ...] = ("pipeline", "tensor")
 DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")

@@ -77,14 +77,14 @@ def problems(read, tmp_path):
 def test_a_rule_is_split_into_compressor_and_keys(read):
     config = read(
         "pipeline:\n  backward: {compressor: toy, group_size: 32, clip: 3, min_bytes: 8, exempt_stages: [2, 0, 2]}\n"
-        "tensor:\n  forward: {compressor: toy, first_step: 5, exempt_sites: [other, mlp], algorithm: two_shot}\n"
+        "tensor:\n  forward: {compressor: toy, first_step: 5, exempt_sites: [mlp, head], algorithm: two_shot}\n"
     )
     rule = config.rule("pipeline", "backward")
     assert isinstance(rule.compressor, Toy)
     assert rule.compressor.settings == ToySettings(group_size=32, clip=3.0)
     assert (rule.min_bytes, rule.first_step, rule.exempt_stages) == (8, 0, (0, 2))
     rule = config.rule("tensor", "forward")
-    assert (rule.first_step, rule.exempt_sites, rule.algorithm) == (5, ("mlp", "other"), "two_shot")
+    assert (rule.first_step, rule.exempt_sites, rule.algorithm) == (5, ("head", "mlp"), "two_shot")
 
 
 def test_defaults(read):
@@ -152,7 +152,7 @@ def test_every_registered_compressor_serves_the_pipeline_with_its_defaults(read,
             "tensor:\n  forward: {compressor: toy, exempt_sites: [atention], algorithm: two-shot, exempt_stages: [-1]}",
             [
                 "2: tensor.forward.algorithm: must be 'auto', 'one_shot' or 'two_shot', got 'two-shot'; nearest is ",
-                "2: tensor.forward.exempt_sites[0]: must be 'embedding', 'head', 'attention', 'mlp' or 'other', got "
+                "2: tensor.forward.exempt_sites[0]: must be 'embedding', 'head', 'attention' or 'mlp', got "
                 "'atention'; nearest is 'attention'",
                 "2: tensor.forward.exempt_stages[0]: must be greater than or equal to 0, got -1",
             ],
