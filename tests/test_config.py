@@ -269,3 +269,10 @@ def test_shipped_identity_leaves_nothing_plain():
     config = CompressionConfig.load(CONFIG_FOLDER / "identity.yaml")
     assert {rule.compressor.name for _, _, rule in config.rules()} == {"identity"}
     assert not any("plain" in line for line in config.describe())
+
+
+def test_token_allocation_is_refused_where_chunks_have_no_tokens():
+    rule = {"forward": {"compressor": "tah_quant", "allocation_size": "token"}}
+    CompressionConfig(pipeline=rule)
+    with pytest.raises(ValueError, match="flat chunks, which have no tokens"):
+        CompressionConfig(tensor=rule)

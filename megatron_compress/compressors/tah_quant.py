@@ -72,6 +72,11 @@ class TahQuant(Compressor):
     def granularity(self) -> int:
         return self.settings.group_size
 
+    def refuse_axis(self, axis: str) -> str | None:
+        if axis == "tensor" and self.settings.allocation_size == "token":
+            return "reductions cut tensors into flat chunks, which have no tokens; set allocation_size to a number"
+        return None
+
     def tiling(self, spec: TensorSpec) -> Tiling:
         group = self.settings.group_size
         allocation = self.settings.allocation_size or group
