@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 
 import torch
@@ -74,13 +75,24 @@ class _Metered:
 
     def compress(self, tensor: torch.Tensor, spec: TensorSpec, payload: torch.Tensor | None = None) -> torch.Tensor:
         payload = self._compressor.compress(tensor, spec, payload)
-        if self._flow.payloads % SAMPLING_INTERVAL == 0:
-            original = tensor.detach().double()
-            decoded = self._compressor.decompress(payload, spec, torch.empty_like(original))
-            self._flow.error = self._flow.error + (decoded - original).square().sum()
-            self._flow.energy = self._flow.energy + original.square().sum()
-        self._flow.payloads += 1
+        self._sample(payload, spec, tensor.detach().double)
         return payload
+
+    def requantize(self, payloads: torch.Tensor, spec: TensorSpec, payload: torch.Tensor | None = None) -> torch.Tensor:
+        payload = self._compressor.requantize(payloads, spec, payload)
+        self._sample(payload, spec, lambda: self._decoded(payloads, spec).to(spec.dtype).double())
+        return payload
+
+    def _sample(self, payload: torch.Tensor, spec: TensorSpec, original: Callable[[], torch.Tensor]) -> None:
+        if self._flow.payloads % SAMPLING_INTERVAL == 0:
+            exact = original()
+            self._flow.error = self._flow.error + (self._decoded(payload[None], spec) - exact).square().sum()
+            self._flow.energy = self._flow.energy + exact.square().sum()
+        self._flow.payloads += 1
+
+    def _decoded(self, payloads: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+        out = torch.empty(spec.shape, dtype=torch.float64, device=payloads.device)
+        return self._compressor.decompress_sum(payloads, spec, out)
 
 
 class Traffic:

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 import torch
 
 # Raised with every change of any payload's bytes; ranks compare it before the first message.
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 
-# Every payload is a multiple of this many bytes, so that payloads laid side by side (gathers) stay aligned.
-PAYLOAD_ALIGNMENT = 8
+# Every payload is a multiple of this many bytes, so that payloads laid side by side (gathers) stay aligned: to the
+# widest load of a GPU.
+PAYLOAD_ALIGNMENT = 16
 
 FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -128,12 +129,18 @@ class Layout:
         return gaps
 
     def views(self, payload: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Typed views into `payload` (uint8, 1-D, `nbytes` long), by section name; writes go to the payload."""
-        if payload.dtype != torch.uint8 or payload.shape != (self.nbytes,):
+        """Typed views into `payload`, by section name; writes go to the payload.
+
+        payload: uint8 [nbytes], or [ranks, nbytes] with dense rows; the views have the leading dimension too.
+        """
+        if payload.dtype != torch.uint8 or payload.dim() not in (1, 2) or payload.shape[-1] != self.nbytes:
             raise ValueError(
                 f"payload must be uint8 of shape ({self.nbytes},), got {payload.dtype} of {tuple(payload.shape)}"
             )
-        return {s.name: payload[s.offset : s.offset + s.nbytes].view(s.dtype).view(s.shape) for s in self.sections}
+        return {
+            s.name: payload[..., s.offset : s.offset + s.nbytes].view(s.dtype).view((*payload.shape[:-1], *s.shape))
+            for s in self.sections
+        }
 
     def __iter__(self) -> Iterator[Section]:
         return iter(self.sections)

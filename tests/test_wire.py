@@ -56,7 +56,7 @@ def test_sections_fill_the_payload(fields):
             assert section.offset % section.dtype.itemsize == 0
             assert 0 <= section.offset - end < section.dtype.itemsize
             end = section.offset + section.nbytes
-    assert 0 <= layout.nbytes - end < 8
+    assert 0 <= layout.nbytes - end < 16
 
     payload = torch.zeros(layout.nbytes, dtype=torch.uint8)
     views = layout.views(payload)
@@ -91,7 +91,7 @@ def align(*sections: tuple[int, int]) -> int:
     for nbytes, item in sections:
         if nbytes:
             end = math.ceil(end / item) * item + nbytes
-    return math.ceil(end / 8) * 8
+    return math.ceil(end / 16) * 16
 
 
 def expected_bytes(compressor, spec: TensorSpec) -> int:

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 
-from megatron_compress.collectives.reduction import chunk_numel, compress_chunks, sum_payloads
+from megatron_compress.collectives.reduction import chunk_numel, compress_chunks, store_flat
 from megatron_compress.collectives.work import Work, finished
 from megatron_compress.compressors.base import Compressor
 from megatron_compress.wire import TensorSpec
@@ -48,7 +48,7 @@ def _one_shot(tensor: torch.Tensor, compressor: Compressor, group: dist.ProcessG
     payload = compressor.compress(tensor.reshape(-1), spec)
     gathered = payload.new_empty(group.size(), payload.numel())
     yield dist.all_gather_into_tensor(gathered.view(-1), payload, group=group, async_op=True)
-    tensor.copy_(sum_payloads(gathered, spec, compressor).view(tensor.shape))
+    store_flat(tensor, lambda flat: compressor.decompress_sum(gathered, spec, flat))
 
 
 def _two_shot(tensor: torch.Tensor, compressor: Compressor, group: dist.ProcessGroup) -> Generator:
@@ -59,8 +59,7 @@ def _two_shot(tensor: torch.Tensor, compressor: Compressor, group: dist.ProcessG
     incoming = torch.empty_like(outgoing)
     yield dist.all_to_all_single(incoming.view(-1), outgoing.view(-1), group=group, async_op=True)
 
-    reduced = sum_payloads(incoming, spec, compressor).to(tensor.dtype)
-    payload = compressor.compress(reduced, spec)
+    payload = compressor.requantize(incoming, spec)
     gathered = torch.empty_like(incoming)
     yield dist.all_gather_into_tensor(gathered.view(-1), payload, group=group, async_op=True)
 

@@ -7,7 +7,7 @@ from collections.abc import Generator
 import torch
 import torch.distributed as dist
 
-from megatron_compress.collectives.reduction import compress_chunks, sum_payloads
+from megatron_compress.collectives.reduction import compress_chunks, store_flat
 from megatron_compress.collectives.work import Work, finished
 from megatron_compress.compressors.base import Compressor
 from megatron_compress.wire import TensorSpec
@@ -40,4 +40,4 @@ def _reduce_scatter(
     outgoing = compress_chunks(tensor.reshape(-1), output.numel(), group.size(), compressor)
     incoming = torch.empty_like(outgoing)
     yield dist.all_to_all_single(incoming.view(-1), outgoing.view(-1), group=group, async_op=True)
-    output.copy_(sum_payloads(incoming, spec, compressor).view(output.shape))
+    store_flat(output, lambda flat: compressor.decompress_sum(incoming, spec, flat))

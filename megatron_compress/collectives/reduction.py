@@ -1,8 +1,8 @@
-"""What the reductions share: chunks, and the sum of decoded payloads."""
+"""What the reductions share: chunks, and where results go."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
 
 import torch
 
@@ -26,11 +26,9 @@ def compress_chunks(flat: torch.Tensor, chunk: int, world_size: int, compressor:
     return payloads
 
 
-def sum_payloads(payloads: Iterable[torch.Tensor], spec: TensorSpec, compressor: Compressor) -> torch.Tensor:
-    """The float32 sum of decoded payloads, in the order given: the same bits on every rank (DESIGN D8)."""
-    total: torch.Tensor | None = None
-    for payload in payloads:
-        part = torch.empty(spec.shape, dtype=torch.float32, device=payload.device)
-        compressor.decompress(payload, spec, part)
-        total = part if total is None else total.add_(part)
-    return total
+def store_flat(tensor: torch.Tensor, write: Callable[[torch.Tensor], object]) -> None:
+    """Let `write` fill a flat tensor that becomes the contents of `tensor`, without a copy where it is contiguous."""
+    flat = tensor.detach().view(-1) if tensor.is_contiguous() else tensor.new_empty(tensor.numel())
+    write(flat)
+    if not tensor.is_contiguous():
+        tensor.copy_(flat.view(tensor.shape))

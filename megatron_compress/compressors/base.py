@@ -9,7 +9,8 @@ from typing import ClassVar
 import torch
 from pydantic import BaseModel, ConfigDict
 
-from megatron_compress.wire import Layout, TensorSpec
+from megatron_compress.ops.reduce import saturate, store_sum
+from megatron_compress.wire import FLOAT_DTYPES, Layout, TensorSpec
 
 
 class Settings(BaseModel):
@@ -21,7 +22,8 @@ class Settings(BaseModel):
 class Compressor(ABC):
     """Maps a tensor to a payload of a size that both ends compute, and back (DESIGN D6, D9).
 
-    A subclass gives `Settings`, `layout`, `encode` and `decode`. It is a pure function of its input and settings:
+    A subclass gives `Settings`, `layout`, `encode` and `decode`, or with kernels of its own `decode_sum`, `reencode`.
+    It is a pure function of its input and settings:
     the same tensor gives the same bytes, and it knows nothing of collectives or of Megatron.
     """
 
@@ -51,13 +53,26 @@ class Compressor(ABC):
     def encode(self, x: torch.Tensor, spec: TensorSpec, parts: dict[str, torch.Tensor]) -> None:
         """Write the contiguous tensor `x` into the layout's typed views. `x` has at least one element."""
 
-    @abstractmethod
     def decode(self, parts: dict[str, torch.Tensor], spec: TensorSpec) -> torch.Tensor:
         """The tensor of shape `spec.shape` that `parts` stand for, in float32 (`spec.dtype` where `exact`).
 
-        Finite input decodes to finite values or, where they lie beyond float32, to ±inf, which `decompress`
-        saturates; a non-finite element decodes to NaN over the scope of its scale.
+        Finite input decodes to finite values or, where they lie beyond float32, to ±inf, which `decode_sum`
+        saturates; a non-finite element decodes to NaN over the scope of its scale. A subclass gives this, or
+        `decode_sum` where its kernels add.
         """
+        raise NotImplementedError(f"{type(self).__name__} gives neither decode nor decode_sum")
+
+    def decode_sum(self, parts: dict[str, torch.Tensor], spec: TensorSpec, out: torch.Tensor) -> None:
+        """Decode stacked payloads and add them, in float32, in order, into `out` (contiguous; float32, bfloat16,
+        float16; see `ops.reduce.store_sum`). parts: the sections, each with a leading dimension of ranks."""
+        ranks = len(next(iter(parts.values())))
+        store_sum((self.decode({name: part[rank] for name, part in parts.items()}, spec) for rank in range(ranks)), out)
+
+    def reencode(self, parts: dict[str, torch.Tensor], spec: TensorSpec, into: dict[str, torch.Tensor]) -> None:
+        """`decode_sum`, rounded to `spec.dtype`, then `encode` into the sections of another payload."""
+        total = torch.empty(spec.shape, dtype=spec.dtype, device=next(iter(parts.values())).device)
+        self.decode_sum(parts, spec, total)
+        self.encode(total, spec, into)
 
     def payload_bytes(self, spec: TensorSpec) -> int:
         """Size of the payload in bytes."""
@@ -76,34 +91,56 @@ class Compressor(ABC):
         """
         if tuple(tensor.shape) != spec.shape or tensor.dtype != spec.dtype:
             raise ValueError(f"tensor is {tensor.dtype} {tuple(tensor.shape)}, its spec says {spec.dtype} {spec.shape}")
-        layout = self.layout_of(spec)
-        if payload is None:
-            payload = torch.empty(layout.nbytes, dtype=torch.uint8, device=tensor.device)
+        payload = self._payload(spec, payload, tensor.device)
         if spec.numel:
-            for start, end in layout.gaps:  # they travel too: the same bytes every time
-                payload[start:end] = 0
-            self.encode(tensor.detach().contiguous(), spec, layout.views(payload))
+            self.encode(tensor.detach().contiguous(), spec, self.layout_of(spec).views(payload))
         return payload
 
-    @torch.no_grad()
     def decompress(self, payload: torch.Tensor, spec: TensorSpec, out: torch.Tensor) -> torch.Tensor:
         """Decode `payload` into `out` (spec.shape, any float dtype and strides), in place, and return `out`.
 
         Values that `out`'s dtype cannot hold saturate to its largest finite one; NaN stays NaN (DESIGN D9).
         """
+        return self.decompress_sum(payload[None], spec, out)
+
+    @torch.no_grad()
+    def decompress_sum(self, payloads: torch.Tensor, spec: TensorSpec, out: torch.Tensor) -> torch.Tensor:
+        """Decode `payloads` [ranks, payload_bytes] and add them in float32, in order, into `out`, as `decompress`.
+
+        The sum of several is not saturated: what is too large for `out` becomes infinite, as it would uncompressed.
+        """
         if tuple(out.shape) != spec.shape:
             raise ValueError(f"out has shape {tuple(out.shape)}, the message {spec.shape}")
+        if not spec.numel:
+            return out
+        parts = self.layout_of(spec).views(payloads)
+        if self.exact and len(payloads) == 1:
+            return out.copy_(self.decode({name: part[0] for name, part in parts.items()}, spec))
+        if out.is_contiguous() and out.dtype in FLOAT_DTYPES:
+            self.decode_sum(parts, spec, out.detach())
+            return out
+        total = torch.empty(spec.shape, dtype=torch.float32, device=out.device)
+        self.decode_sum(parts, spec, total)
+        return out.copy_(saturate(total, out.dtype) if len(payloads) == 1 else total)
+
+    @torch.no_grad()
+    def requantize(self, payloads: torch.Tensor, spec: TensorSpec, payload: torch.Tensor | None = None) -> torch.Tensor:
+        """The payload of the sum of `payloads` [ranks, payload_bytes], rounded to `spec.dtype`; see `compress`."""
+        payload = self._payload(spec, payload, payloads.device)
         if spec.numel:
-            values = self.decode(self.layout_of(spec).views(payload), spec)
-            out.copy_(values if self.exact else saturate(values, out.dtype))
-        return out
+            layout = self.layout_of(spec)
+            self.reencode(layout.views(payloads), spec, layout.views(payload))
+        return payload
+
+    def _payload(self, spec: TensorSpec, payload: torch.Tensor | None, device: torch.device) -> torch.Tensor:
+        """The buffer to write into; what lies between its sections is zero, for it travels too."""
+        layout = self.layout_of(spec)
+        if payload is None:
+            payload = torch.empty(layout.nbytes, dtype=torch.uint8, device=device)
+        for start, end in layout.gaps:
+            payload[start:end] = 0
+        return payload
 
     def __repr__(self) -> str:
         values = ", ".join(f"{key}={value}" for key, value in self.settings)
         return f"{self.name}({values})"
-
-
-def saturate(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Clamp to the finite range of `dtype`; NaN passes."""
-    limit = min(torch.finfo(dtype).max, torch.finfo(values.dtype).max)
-    return values.clamp(-limit, limit)

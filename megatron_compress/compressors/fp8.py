@@ -6,13 +6,10 @@ import torch
 from pydantic import Field
 
 from megatron_compress.compressors.base import Compressor, Settings
-from megatron_compress.ops.groups import num_groups, split_groups
+from megatron_compress.ops import fp8
+from megatron_compress.ops.groups import num_groups
 from megatron_compress.registry import register
 from megatron_compress.wire import Layout, TensorSpec
-
-E4M3_MAX = 448.0
-# Below this a group's largest magnitude no longer sets the scale: 448 / m and m / 448 both stay normal float32.
-MIN_MAGNITUDE = 2.0**-110
 
 
 class Fp8Settings(Settings):
@@ -21,9 +18,10 @@ class Fp8Settings(Settings):
 
 @register("fp8")
 class Fp8(Compressor):
-    """q = E4M3(x · 448 / m) with m = max|x| of the group, x̂ = q · (m / 448); 8 + 32 / group_size bits per element.
+    """s = max|x| / 448 of the group, q = E4M3(x / s), x̂ = q · s; 8 + 32 / group_size bits per element.
 
-    Rounding is to nearest even. A NaN or Inf makes its group NaN. (METHODS §1.2, per group instead of per tensor.)
+    Rounding is to nearest even, saturating. A NaN or Inf makes its group NaN. (METHODS §1.2, per group instead of per
+    tensor.)
     """
 
     Settings = Fp8Settings
@@ -39,19 +37,18 @@ class Fp8(Compressor):
         )
 
     def encode(self, x: torch.Tensor, spec: TensorSpec, parts: dict[str, torch.Tensor]) -> None:
-        codes = split_groups(parts["codes"], self.settings.group_size)
-        scales = parts["scales"].split([len(c) for c in codes])
-        for group, code, scale in zip(split_groups(x.view(-1), self.settings.group_size), codes, scales, strict=True):
-            group = group.float()
-            magnitude = group.abs().amax(dim=1).clamp(min=MIN_MAGNITUDE)
-            scaled = group * (magnitude.reciprocal() * E4M3_MAX)[:, None]
-            code.copy_(scaled.clamp(-E4M3_MAX, E4M3_MAX).nan_to_num(0.0).to(torch.float8_e4m3fn).view(torch.uint8))
-            scale.copy_(torch.where(magnitude.isfinite(), magnitude * (1 / E4M3_MAX), torch.nan))
+        fp8.encode(x, parts["codes"], parts["scales"], self.settings.group_size)
 
-    def decode(self, parts: dict[str, torch.Tensor], spec: TensorSpec) -> torch.Tensor:
-        codes = split_groups(parts["codes"], self.settings.group_size)
-        scales = parts["scales"].split([len(c) for c in codes])
-        values = [
-            code.view(torch.float8_e4m3fn).float() * scale[:, None] for code, scale in zip(codes, scales, strict=True)
-        ]
-        return torch.cat([v.view(-1) for v in values]).view(spec.shape)
+    def decode_sum(self, parts: dict[str, torch.Tensor], spec: TensorSpec, out: torch.Tensor) -> None:
+        fp8.decode(parts["codes"], parts["scales"], out, self.settings.group_size)
+
+    def reencode(self, parts: dict[str, torch.Tensor], spec: TensorSpec, into: dict[str, torch.Tensor]) -> None:
+        fp8.requantize(
+            parts["codes"],
+            parts["scales"],
+            spec.dtype,
+            spec.numel,
+            into["codes"],
+            into["scales"],
+            self.settings.group_size,
+        )

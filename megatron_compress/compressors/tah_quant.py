@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import astuple
 from fractions import Fraction
 from typing import Literal
 
@@ -10,16 +11,10 @@ import torch
 from pydantic import Field, model_validator
 
 from megatron_compress.compressors.base import Compressor, Settings
-from megatron_compress.ops.bits import pack_bits, unpack_bits
-from megatron_compress.ops.entropy import magnitude_entropy
-from megatron_compress.ops.hadamard import hadamard_block, hadamard_transform
-from megatron_compress.ops.tiling import Tiling, from_rows, to_rows
+from megatron_compress.ops import tah_quant
+from megatron_compress.ops.tiling import Tiling
 from megatron_compress.registry import register
 from megatron_compress.wire import Layout, TensorSpec, packed_bytes
-
-# Keeps range and transform of a tile below float32's largest; exact above 2^-116.
-HEADROOM = 2.0**-10
-MIN_SCALE = torch.finfo(torch.float32).tiny
 
 
 class TahQuantSettings(Settings):
@@ -89,6 +84,8 @@ class TahQuant(Compressor):
         return Tiling(
             samples=spec.num_samples,
             rows=rows,
+            inner=1 if spec.sample_dim is None else math.prod(spec.shape[spec.sample_dim + 1 : -1]),
+            channels=spec.num_channels,
             group=group,
             per_window=allocation // group,
             windows=windows,
@@ -108,115 +105,15 @@ class TahQuant(Compressor):
             ("scales", torch.bfloat16, (tiles,)),
             ("zeros", torch.bfloat16, (tiles,)),
             ("high_map", torch.uint8, (packed_bytes(t.samples * t.rows * t.windows, 1),)),
-            ("pivots", torch.uint8, (packed_bytes(tiles, _pivot_bits(t)),)),
+            ("pivots", torch.uint8, (packed_bytes(tiles, t.pivot_bits),)),
         )
 
     def encode(self, x: torch.Tensor, spec: TensorSpec, parts: dict[str, torch.Tensor]) -> None:
-        t = self.tiling(spec)
-        rows = to_rows(x.float(), spec)
-        whole = rows[:, : t.whole_tiles * t.group].reshape(-1, t.group)
-        high_map = self._allocate(whole, t)
-        is_high = t.expand(high_map)
-        high, low = self.settings.high_bits, self.settings.low_bits
+        tah_quant.encode(x, list(parts.values()), *self._numbers(spec))
 
-        codes, *whole_parts = self._quantize(whole, torch.where(is_high, 2.0**high - 1, 2.0**low - 1))
-        parts["high_codes"].copy_(pack_bits(codes[is_high], high))
-        parts["low_codes"].copy_(pack_bits(codes[~is_high], low))
-        short_parts = [[], [], []]
-        if t.short:
-            short = rows[:, -t.short :]
-            codes, *short_parts = self._quantize(short, short.new_full((len(short),), 2.0**high - 1))
-            parts["short_codes"].copy_(pack_bits(codes, high))
-            short_parts = [[part] for part in short_parts]
-        scales, zeros, pivots = (t.join(*pair) for pair in zip(whole_parts, short_parts, strict=True))
-        parts["scales"].copy_(scales)
-        parts["zeros"].copy_(zeros)
-        parts["high_map"].copy_(pack_bits(high_map, 1))
-        parts["pivots"].copy_(pack_bits(pivots, _pivot_bits(t)))
+    def decode_sum(self, parts: dict[str, torch.Tensor], spec: TensorSpec, out: torch.Tensor) -> None:
+        tah_quant.decode(list(parts.values()), out, *self._numbers(spec))
 
-    def decode(self, parts: dict[str, torch.Tensor], spec: TensorSpec) -> torch.Tensor:
-        t = self.tiling(spec)
-        num_rows = t.samples * t.rows
-        high, low = self.settings.high_bits, self.settings.low_bits
-        is_high = t.expand(unpack_bits(parts["high_map"], 1, num_rows * t.windows).bool())
-        whole = torch.empty(len(is_high), t.group, device=is_high.device)
-        whole[is_high] = unpack_bits(parts["high_codes"], high, t.num_high * t.group).float().view(-1, t.group)
-        whole[~is_high] = unpack_bits(parts["low_codes"], low, t.num_low * t.group).float().view(-1, t.group)
-        codes = [whole]
-        if t.short:
-            short = unpack_bits(parts["short_codes"], high, num_rows * t.short)
-            codes.append(short.float().view(num_rows, t.short))
-        pivots = unpack_bits(parts["pivots"], _pivot_bits(t), num_rows * t.tiles)
-        per_tile = [t.split(values) for values in (parts["scales"], parts["zeros"], pivots)]
-        rows = [_dequantize(*args).reshape(num_rows, -1) for args in zip(codes, *per_tile, strict=True)]
-        return from_rows(torch.cat(rows, dim=1), spec)
-
-    def _allocate(self, whole: torch.Tensor, t: Tiling) -> torch.Tensor:
-        """Rank the windows of each sample by entropy; whole: [whole tiles, G]; returns flags [samples, windows]."""
-        tiles = _scaled(whole)[0].view(t.samples, t.rows, t.whole_tiles, t.group)[:, :, : t.windows * t.per_window]
-        windows = tiles.reshape(t.samples, t.rows * t.windows, t.per_window * t.group)
-        order = magnitude_entropy(windows).argsort(dim=1, descending=True, stable=True)
-        high_map = torch.zeros(order.shape, dtype=torch.bool, device=whole.device)
-        return high_map.scatter_(1, order[:, : t.high_per_sample], True)
-
-    def _quantize(self, x: torch.Tensor, levels: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """x: [n, g] tiles, levels: [n] = 2^b − 1; returns codes [n, g], scales and zeros [n] (bf16), pivots [n]."""
-        x, finite = _scaled(x)
-        pivot, rotated = self._find_outlier(x)
-        y = x.clone()
-        y[rotated] = hadamard_transform(_swap(x[rotated], pivot[rotated])) * (1 / x.shape[1])
-
-        low, high = y.amin(dim=1) + 0.0, y.amax(dim=1) + 0.0  # −0 is 0: which of them is met depends on the device
-        zero = _to_bfloat16(low / HEADROOM)
-        reference = torch.where(rotated, low, zero.float() * HEADROOM)
-        scale = _to_bfloat16((high - reference).clamp(min=0) / levels / HEADROOM)
-        step = scale.float() * HEADROOM
-        inverse = torch.where(step < MIN_SCALE, 0.0, 1.0 / step)
-        codes = ((y - reference[:, None]) * inverse[:, None]).round().clamp(min=0).minimum(levels[:, None])
-
-        scale = torch.where(finite, torch.where(rotated, -scale, scale), torch.nan)
-        return codes.to(torch.uint8), scale, torch.where(finite, zero, torch.nan), torch.where(rotated, pivot, 0)
-
-    def _find_outlier(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Index of the first largest magnitude of each tile, and whether the tile is to be rotated (eq. (3))."""
-        largest, pivot = x.abs().max(dim=1)
-        length = x.shape[1]
-        threshold = self.settings.outlier_threshold
-        if length == 1 or hadamard_block(length) != length or math.isinf(threshold):
-            return pivot, torch.zeros_like(largest, dtype=torch.bool)
-        second = x.abs().scatter(1, pivot[:, None], 0.0).amax(dim=1)
-        return pivot, largest > threshold * second
-
-
-def _scaled(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """x: [n, g] tiles; returns them times HEADROOM, with zeros where a tile is not finite, and which are [n]."""
-    finite = x.abs().amax(dim=1).isfinite()
-    x = x * HEADROOM
-    x[~finite] = 0.0
-    return x, finite
-
-
-def _dequantize(codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, pivots: torch.Tensor) -> torch.Tensor:
-    """codes: [n, g] float32, the rest [n]; returns [n, g] float32."""
-    rotated = torch.signbit(scales)
-    y = codes * (scales.float().abs() * HEADROOM)[:, None] + (zeros.float() * HEADROOM)[:, None]
-    y[rotated] = _swap(hadamard_transform(y[rotated]), pivots[rotated].long())
-    return y * (1 / HEADROOM)
-
-
-def _swap(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """Exchange elements 0 and index[i] of each row i."""
-    at = index[:, None]
-    swapped = x.scatter(1, at, x[:, :1])
-    swapped[:, 0] = x.gather(1, at)[:, 0]
-    return swapped
-
-
-def _pivot_bits(t: Tiling) -> int:
-    return t.group.bit_length() - 1
-
-
-def _to_bfloat16(x: torch.Tensor) -> torch.Tensor:
-    """Round to bfloat16, saturating."""
-    limit = torch.finfo(torch.bfloat16).max
-    return x.clamp(-limit, limit).to(torch.bfloat16)
+    def _numbers(self, spec: TensorSpec) -> tuple[list[int], float]:
+        cut = [*astuple(self.tiling(spec)), self.settings.high_bits, self.settings.low_bits]
+        return cut, self.settings.outlier_threshold

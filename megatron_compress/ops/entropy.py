@@ -2,35 +2,59 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from megatron_compress.ops.reduce import pairwise_sum
 
-# log2(1 + t) ≈ t + t (1 − t) Q(t) on [0, 1], error below 7.1e-6; Q's coefficients from t^4 down to t^0.
-_LOG2_COEFFICIENTS = (0.02627305, -0.09838762, 0.18486223, -0.27672833, 0.44265944)
-# Keeps the reciprocal of a tile's sum finite; the papers' ε and ς of 1e-30 play no other part.
+# log2 m ≈ (m − 1) + (m − 1)(2 − m)(slope · m + offset) on [1, 2], error below 8.8e-4; as in csrc/tah_rank.cu.
+_LOG2_SLOPE = -0.15922019
+_LOG2_OFFSET = 0.58208556
+# Keeps the sum of 65536 magnitudes below float32's largest; exact above 2^-109.
+_HEADROOM = 2.0**-17
+# Keeps the reciprocal of a window's sum finite; the papers' ε and ς of 1e-30 play no other part.
 _MIN_SUM = 2.0**-120
+# The largest of the 12-bit keys by which windows are ranked.
+MAX_KEY = 4095
 
 
-def log2(x: torch.Tensor) -> torch.Tensor:
-    """log2 of positive normal float32 values: exponent plus polynomial of the mantissa, Horner, no fused steps.
+def window_entropy(x: torch.Tensor) -> torch.Tensor:
+    """−Σ p log2 p with p = |x| / Σ|x| over windows of tiles (TAH-Quant eqs. (1)–(2), METHODS A1); 0 for all zeros.
 
-    It is finite at zero, too, so that 0 · log2 0 is 0.
+    High where magnitudes are even, low where few dominate. Computed as log2 S − (Σ |x| log2 |x|) / S with S = Σ|x|,
+    logarithms counted from the exponent of a tile's, then of the window's sum: a power of two changes no bit.
+
+    Args:
+        x: [..., tiles, elements] float32, finite; a window has at most 65536 elements.
+
+    Returns:
+        [...] in bits / 256.
     """
+    magnitude = (x * _HEADROOM).abs()
+    sums = pairwise_sum(magnitude)
+    bases = _exponent_bits(sums)
+    weighted = pairwise_sum(magnitude * _log2_from(magnitude, bases[..., None]))
+    total = pairwise_sum(sums)
+    base = _exponent_bits(total)
+    shift = (bases - base[..., None]).float() * 2.0**-31
+    weighted = pairwise_sum(weighted + sums * shift)
+    return _log2_from(total, base) - weighted * total.clamp(min=_MIN_SUM).reciprocal()
+
+
+def ranking_key(x: torch.Tensor) -> torch.Tensor:
+    """The entropy of windows [..., tiles, elements] in units of its largest value, as integers up to `MAX_KEY`."""
+    scale = 256.0 * MAX_KEY / math.log2(x.shape[-2] * x.shape[-1])
+    return (window_entropy(x) * scale).clamp(0, MAX_KEY).to(torch.int32)
+
+
+def _exponent_bits(x: torch.Tensor) -> torch.Tensor:
+    return x.view(torch.int32) & 0x7F800000
+
+
+def _log2_from(x: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
+    """log2 of positive x, less that of the power of two whose bits are `base`, in units of 256."""
     bits = x.view(torch.int32)
-    exponent = ((bits >> 23) - 127).float()
-    t = ((bits & 0x7FFFFF) | 0x3F800000).view(torch.float32) - 1.0
-    q = torch.full_like(t, _LOG2_COEFFICIENTS[0])
-    for coefficient in _LOG2_COEFFICIENTS[1:]:
-        q = q * t + coefficient
-    return exponent + (t + (t * (1.0 - t)) * q)
-
-
-def magnitude_entropy(x: torch.Tensor) -> torch.Tensor:
-    """−Σ p log2 p with p = |x| / Σ|x| over the last dimension (TAH-Quant eqs. (1)–(2), METHODS A1); 0 for all zeros.
-
-    High where magnitudes are even, low where few dominate. x: [..., n] float32, finite; returns [...].
-    """
-    magnitude = x.abs()
-    p = magnitude * (1.0 / pairwise_sum(magnitude).clamp(min=_MIN_SUM))[..., None]
-    return -pairwise_sum(p * log2(p))
+    m = ((bits & 0x7FFFFF) | 0x3F800000).view(torch.float32)
+    curve = ((m - 1.0) * (2.0 - m)) * (m * (_LOG2_SLOPE / 256) + _LOG2_OFFSET / 256)
+    return (bits - base).float() * 2.0**-31 + curve

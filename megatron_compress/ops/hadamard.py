@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from megatron_compress.ops.library import register
+from megatron_compress.ops.reduce import saturate
+
 
 def hadamard_block(length: int) -> int:
     """The largest power of two that divides `length`: the block in which rows of that length are transformed."""
@@ -31,3 +34,17 @@ def hadamard_transform(x: torch.Tensor) -> torch.Tensor:
         torch.sub(pairs[:, 0], pairs[:, 1], out=columns[:, 1])
         distance *= 2
     return columns.view(block, count).t().contiguous().view(x.shape)
+
+
+def _grouped(x: torch.Tensor, out: torch.Tensor, group_size: int, scale: float) -> None:
+    if group_size not in (8, 16, 32, 64, 128, 256, 512) or x.numel() % group_size:
+        raise ValueError(
+            f"group_size must be a power of two from 8 to 512 that divides the {x.numel()} elements, got {group_size}"
+        )
+    transformed = hadamard_transform(x.float().view(-1, group_size)) * scale
+    out.copy_(saturate(transformed, out.dtype).view(out.shape))
+
+
+# Groups of `group_size` (a power of two, 8 to 512) of the flattened x, transformed in float32, times `scale`.
+# x and out: contiguous, of one shape and dtype.
+grouped_hadamard = register("hadamard(Tensor x, Tensor(a!) out, int group_size, float scale) -> ()", _grouped)

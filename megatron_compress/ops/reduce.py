@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch.nn import functional as F
 
@@ -16,3 +18,22 @@ def pairwise_sum(x: torch.Tensor) -> torch.Tensor:
             x = F.pad(x, (0, 1))
         x = x[..., 0::2] + x[..., 1::2]
     return x[..., 0]
+
+
+def saturate(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Clamp to the finite range of `dtype`; NaN passes."""
+    limit = min(torch.finfo(dtype).max, torch.finfo(values.dtype).max)
+    return values.clamp(-limit, limit)
+
+
+def store_sum(parts: Iterable[torch.Tensor], out: torch.Tensor) -> None:
+    """Add decoded float32 tensors in the order given, in float32, into `out` (any float dtype; DESIGN D8, D9).
+
+    Each part saturates at float32's largest value, a single one at `out`'s; a sum that `out` cannot hold is infinite,
+    as an uncompressed one would be.
+    """
+    parts = [saturate(part, torch.float32) for part in parts]
+    total = parts[0]
+    for part in parts[1:]:
+        total = total.add_(part)
+    out.copy_((saturate(total, out.dtype) if len(parts) == 1 else total).view(out.shape))

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 import torch
 
-from megatron_compress.wire import TensorSpec
-
 
 @dataclass(frozen=True)
 class Tiling:
@@ -16,10 +14,17 @@ class Tiling:
     A row of C channels is `windows` allocation tiles of `per_window` quantization tiles, then `rest_tiles` whole
     tiles that fill no window, then one short tile of `short` elements. Only windows are ranked; what follows them
     always has the high bits, so that the payload's size does not depend on the data.
+
+    Args:
+        rows: of a sample; `inner` of them lie together behind the sample dimension.
+        channels: C, elements of a row.
+        high_per_sample: windows of a sample that have high bits.
     """
 
     samples: int
     rows: int
+    inner: int
+    channels: int
     group: int
     per_window: int
     windows: int
@@ -45,6 +50,11 @@ class Tiling:
     def num_high(self) -> int:
         return self.samples * self.rows * self.whole_tiles - self.num_low
 
+    @property
+    def pivot_bits(self) -> int:
+        """Bits of an index within a tile."""
+        return self.group.bit_length() - 1
+
     def expand(self, high_map: torch.Tensor) -> torch.Tensor:
         """Flags of windows to flags of all whole tiles, in row order; tiles outside windows are high."""
         rows = self.samples * self.rows
@@ -60,17 +70,10 @@ class Tiling:
         widths = [self.whole_tiles] + [1] * (self.short > 0)
         return [part.reshape(-1) for part in values.view(self.samples * self.rows, self.tiles).split(widths, dim=1)]
 
+    def to_rows(self, x: torch.Tensor) -> torch.Tensor:
+        """[all rows, C] with the rows of a sample together, from the contiguous message."""
+        return x.reshape(-1, self.samples, self.inner, self.channels).movedim(1, 0).reshape(-1, self.channels)
 
-def to_rows(x: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
-    """[all rows, C] with the rows of a sample together."""
-    if spec.sample_dim is not None:
-        x = x.movedim(spec.sample_dim, 0)
-    return x.reshape(-1, spec.num_channels)
-
-
-def from_rows(rows: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
-    """The inverse of `to_rows`."""
-    if spec.sample_dim is None:
-        return rows.view(spec.shape)
-    others = [size for dim, size in enumerate(spec.shape) if dim != spec.sample_dim]
-    return rows.view(spec.num_samples, *others).movedim(0, spec.sample_dim)
+    def from_rows(self, rows: torch.Tensor) -> torch.Tensor:
+        """The inverse of `to_rows`, of any shape of the message's size."""
+        return rows.view(self.samples, -1, self.inner, self.channels).movedim(0, 1)

@@ -54,6 +54,11 @@ def _machine() -> dict:
         "processor": platform.machine(),
         "cores": os.cpu_count(),
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
-        "processes": torch.distributed.get_world_size(),
-        "backend": torch.distributed.get_backend(),
+        **_processes(),
     }
+
+
+def _processes() -> dict:
+    if not torch.distributed.is_initialized():
+        return {"processes": 1}
+    return {"processes": torch.distributed.get_world_size(), "backend": torch.distributed.get_backend()}

@@ -42,8 +42,8 @@ class Reader:
         return [struct.unpack("<f", struct.pack("<I", upper << 16))[0] for upper in uppers]
 
     def end(self) -> None:
-        assert len(self.payload) % 8 == 0
-        assert len(self.payload) - self.at < 8
+        assert len(self.payload) % 16 == 0
+        assert len(self.payload) - self.at < 16
         assert not any(self.payload[self.at :])
 
 

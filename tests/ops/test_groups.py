@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_compress.ops.groups import num_groups, split_groups
-from megatron_compress.ops.tiling import Tiling, from_rows, to_rows
-from megatron_compress.wire import TensorSpec
+from megatron_compress.ops.tiling import Tiling
 
 
 @given(st.integers(0, 300), st.integers(1, 70))
@@ -22,21 +21,29 @@ def test_groups_are_contiguous_and_complete(numel, size):
 
 
 @settings(max_examples=50)
-@given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.data())
-def test_rows_of_a_sample_lie_together(shape, data):
-    sample_dim = data.draw(st.sampled_from([None, *range(len(shape) - 1)]))
-    spec = TensorSpec(tuple(shape), torch.float32, sample_dim)
-    x = torch.arange(spec.numel).view(spec.shape)
-    rows = to_rows(x, spec)
-    assert rows.shape == (spec.num_rows, spec.num_channels)
-    assert torch.equal(from_rows(rows, spec), x)
-    if sample_dim is not None:
-        for sample, part in enumerate(rows.chunk(spec.num_samples)):
-            assert torch.equal(part, x.select(sample_dim, sample).reshape(-1, spec.num_channels))
+@given(*[st.integers(1, 4) for _ in range(4)])
+def test_rows_of_a_sample_lie_together(outer, samples, inner, channels):
+    x = torch.arange(outer * samples * inner * channels).view(outer, samples, inner, channels)
+    t = tiling(samples=samples, rows=outer * inner, inner=inner, channels=channels)
+    rows = t.to_rows(x)
+    assert torch.equal(t.from_rows(rows).reshape(x.shape), x)
+    for sample, part in enumerate(rows.chunk(samples)):
+        assert torch.equal(part, x[:, sample].reshape(-1, channels))
 
 
 def tiling(**changed) -> Tiling:
-    sizes = dict(samples=2, rows=3, group=8, per_window=2, windows=2, rest_tiles=1, short=5, high_per_sample=4)
+    sizes = dict(
+        samples=2,
+        rows=3,
+        inner=1,
+        channels=45,
+        group=8,
+        per_window=2,
+        windows=2,
+        rest_tiles=1,
+        short=5,
+        high_per_sample=4,
+    )
     return Tiling(**{**sizes, **changed})
 
 
