@@ -69,7 +69,6 @@ class Fp4Quant(Compressor):
         settings = self.settings
         fp4_quant.requantize(
             *self._sections(parts),
-            spec.dtype,
             spec.numel,
             *self._sections(into),
             settings.group_size,

@@ -81,11 +81,11 @@ void fp4_quant_decode_op(const Tensor& codes, const Tensor& scales, const Tensor
                    {int(group_size), e3m0, alphas.numel() > 0, false}, call.stream);
 }
 
-void fp4_quant_requantize_op(const Tensor& codes, const Tensor& scales, const Tensor& alphas, at::ScalarType dtype,
-                             int64_t numel, Tensor& codes_out, Tensor& scales_out, Tensor& alphas_out,
-                             int64_t group_size, bool e3m0, bool paper_clips) {
+void fp4_quant_requantize_op(const Tensor& codes, const Tensor& scales, const Tensor& alphas, int64_t numel,
+                             Tensor& codes_out, Tensor& scales_out, Tensor& alphas_out, int64_t group_size, bool e3m0,
+                             bool paper_clips) {
   Call call(codes);
-  fp4_quant_requantize(fp4_payloads(codes, scales, alphas, codes), dtype_of(dtype), numel,
+  fp4_quant_requantize(fp4_payloads(codes, scales, alphas, codes), numel,
                        section<uint8_t>(codes_out, "codes_out", codes, true),
                        section<float>(scales_out, "scales_out", codes),
                        section<float>(alphas_out, "alphas_out", codes),

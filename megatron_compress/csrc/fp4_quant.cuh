@@ -112,25 +112,41 @@ __device__ __forceinline__ GroupScale quantize_group(float (&v)[N], uint32_t (&w
   return s;
 }
 
-// The values of a row's codes, transformed. Sums of codes are exact in half precision up to 2048 of their units, so
-// that most stages treat two values at once.
-template <bool kE3M0, int kLanes, int N>
-__device__ __forceinline__ void dequantize_row(const uint8_t* codes, float (&v)[N], int lane) {
+// Halves hold codes as bits, that is values times 2^-14 (E2M1) or 2^-12 (E3M0).
+template <bool kE3M0>
+constexpr float kCodeUnit = kE3M0 ? 0x1p-12f : 0x1p-14f;
+
+// The codes of eight elements; the halves of word j are elements j and j + 4.
+template <bool kE3M0>
+__device__ __forceinline__ void unpack_8(uint32_t packed, __half2* w) {
   constexpr int kPosition = kE3M0 ? 10 : 9;
   constexpr uint32_t kMagnitude = 0x00070007u << kPosition;
-  constexpr uint32_t kGrow = kE3M0 ? 0x6c006c00u : 0x74007400u;  // 2^12, 2^14
-  constexpr int kExact = kE3M0 ? 32 : 64;                        // longest transform that half precision holds
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const int left = kPosition - 4 * j;
+    const uint32_t magnitude = left >= 0 ? packed << (left & 31) : packed >> (-left & 31);
+    w[j] = as_half2((magnitude & kMagnitude) | ((packed << (12 - 4 * j)) & 0x80008000u));
+  }
+}
+
+template <int N>
+__device__ __forceinline__ void load_codes(const uint8_t* source, uint32_t (&packed)[N / 8], bool valid) {
+#pragma unroll
+  for (int i = 0; i < N / 32; ++i) {
+    const uint4 four = valid ? reinterpret_cast<const uint4*>(source)[i] : uint4{};
+    packed[4 * i] = four.x, packed[4 * i + 1] = four.y, packed[4 * i + 2] = four.z, packed[4 * i + 3] = four.w;
+  }
+}
+
+// A row of codes transformed, in units of kCodeUnit. Sums of codes are exact in half precision up to 2048 of their
+// smallest steps, so that most stages treat two values at once.
+template <bool kE3M0, int kLanes, int N>
+__device__ __forceinline__ void transform_codes(const uint32_t (&packed)[N / 8], float (&v)[N], int lane) {
+  constexpr int kExact = kE3M0 ? 32 : 64;  // longest transform that half precision holds
   __half2 w[N / 2];
 #pragma unroll
   for (int block = 0; block < N / 8; ++block) {
-    const uint32_t packed = reinterpret_cast<const uint32_t*>(codes)[block];
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const int left = kPosition - 4 * j;
-      const uint32_t magnitude = (left >= 0 ? packed << (left & 31) : packed >> (-left & 31)) & kMagnitude;
-      const uint32_t bits = magnitude | ((packed << (12 - 4 * j)) & 0x80008000u);
-      w[4 * block + j] = __hmul2(as_half2(bits), as_half2(kGrow));
-    }
+    unpack_8<kE3M0>(packed[block], w + 4 * block);
 #pragma unroll
     for (int distance = 1; distance < 4; distance *= 2) {
 #pragma unroll
@@ -165,6 +181,24 @@ __device__ __forceinline__ void dequantize_row(const uint8_t* codes, float (&v)[
   }
   if constexpr (N > kExact) hadamard_in_thread<N, kExact>(v);
   hadamard_across_lanes<N, kLanes>(v, lane);
+}
+
+// total += codes * factor, or = where `first`.
+template <bool kE3M0, int N>
+__device__ __forceinline__ void add_codes(const uint32_t (&packed)[N / 8], float factor, bool first, float (&total)[N]) {
+  factor *= 1.0f / kCodeUnit<kE3M0>;
+#pragma unroll
+  for (int block = 0; block < N / 8; ++block) {
+    __half2 w[4];
+    unpack_8<kE3M0>(packed[block], w);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float2 pair = __half22float2(w[j]);
+      float &low = total[8 * block + j], &high = total[8 * block + j + 4];
+      low = first ? pair.x * factor : low + pair.x * factor;
+      high = first ? pair.y * factor : high + pair.y * factor;
+    }
+  }
 }
 
 }  // namespace megatron_compress::fp4

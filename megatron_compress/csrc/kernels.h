@@ -25,7 +25,7 @@ struct Fp4Settings {
   bool paper_clips;  // dual only
 };
 
-// Where a compressor's payloads come from: the tensor itself, or the sum of `ranks` decoded payloads rounded to dtype.
+// Sections of `ranks` stacked payloads.
 struct Fp4Payloads {
   Rows codes, scales, alphas;
   int ranks;
@@ -35,8 +35,8 @@ void fp4_quant_encode(const void* x, DType dtype, int64_t numel, uint8_t* codes,
                       Fp4Settings settings, cudaStream_t stream);
 void fp4_quant_decode(Fp4Payloads payloads, void* out, DType dtype, int64_t numel, Fp4Settings settings,
                       cudaStream_t stream);
-void fp4_quant_requantize(Fp4Payloads payloads, DType dtype, int64_t numel, uint8_t* codes, float* scales,
-                          float* alphas, Fp4Settings settings, cudaStream_t stream);
+void fp4_quant_requantize(Fp4Payloads payloads, int64_t numel, uint8_t* codes, float* scales, float* alphas,
+                          Fp4Settings settings, cudaStream_t stream);
 
 // Grouped codes under one scale: fp8 (bits = 0, float32 scales) and fixed_point (bits 2 to 16, bfloat16 scales).
 struct ScaledPayloads {

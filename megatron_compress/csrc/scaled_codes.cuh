@@ -1,144 +1,202 @@
-// What fp8 and fixed_point share: eight neighbouring elements a thread, codes of a number of bits, one scale.
+// What fp8 and fixed_point share: eight neighbouring elements a thread, a chunk; codes of B bits under a scale.
 #pragma once
+
+#include <type_traits>
 
 #include "warp_rows.cuh"
 
 namespace megatron_compress {
 
+// The codes of a chunk: a bit stream of the low min(B, 8) bits of each, and one of the others (ops/bits.py).
+struct Codes {
+  uint64_t low, high;
+};
+
 // E4M3 codes under a float32 scale (compressors/fp8.py).
 struct Fp8Code {
   using Scale = float;
-  static constexpr float kMax = 448.0f;
-  static constexpr float kMinMagnitude = 0x1p-110f;
+  static constexpr int kBits = 8;
+  static constexpr float kLargest = 448.0f;
 
-  explicit __host__ __device__ Fp8Code(int) {}
-  __device__ int bits() const { return 8; }
-
-  // largest: magnitude of the group; NaN where it is not finite.
-  __device__ __forceinline__ Scale scale_of(float largest) const {
-    const float magnitude = max_nan(largest, kMinMagnitude);
-    return is_finite(magnitude) ? magnitude * (1.0f / kMax) : quiet_nan();
+  // largest: magnitude of what shares the scale; NaN where it is not finite.
+  static __device__ __forceinline__ Scale scale_of(float largest) {
+    const float magnitude = max_nan(largest, 0x1p-110f);
+    return is_finite(magnitude) ? magnitude * float(1.0 / 448) : quiet_nan();
   }
 
   // What elements are multiplied by before `encode`.
-  __device__ __forceinline__ float step(Scale scale) const { return __frcp_rn(scale); }
+  static __device__ __forceinline__ float step(Scale scale) { return __frcp_rn(scale); }
+  static __device__ __forceinline__ float factor(Scale scale) { return scale; }
 
-  __device__ __forceinline__ uint32_t encode(float scaled) const {
-    const float x = isnan(scaled) ? 0.0f : scaled;
-    return __nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3);
+  static __device__ __forceinline__ Codes encode(const float (&q)[8]) {
+    uint32_t words[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const uint32_t low = __nv_cvt_float2_to_fp8x2({q[4 * i], q[4 * i + 1]}, __NV_SATFINITE, __NV_E4M3);
+      const uint32_t high = __nv_cvt_float2_to_fp8x2({q[4 * i + 2], q[4 * i + 3]}, __NV_SATFINITE, __NV_E4M3);
+      words[i] = low | high << 16;
+    }
+    return {words[0] | uint64_t(words[1]) << 32, 0};
   }
 
-  __device__ __forceinline__ float factor(Scale scale) const { return scale; }
-
-  __device__ __forceinline__ float decode(uint32_t code) const {
-    return __half2float(__half(__nv_cvt_fp8_to_halfraw(__nv_fp8_storage_t(code), __NV_E4M3)));
+  static __device__ __forceinline__ void decode(Codes codes, float (&v)[8]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const auto pair = __nv_fp8x2_storage_t(codes.low >> (16 * i));
+      const float2 two = __half22float2(__half2(__nv_cvt_fp8x2_to_halfraw2(pair, __NV_E4M3)));
+      v[2 * i] = two.x;
+      v[2 * i + 1] = two.y;
+    }
   }
 };
 
-// Integers in [-levels, levels], stored plus levels, under a bfloat16 scale (compressors/fixed_point.py).
+// Integers in [-kLargest, kLargest], stored plus kLargest, under a bfloat16 scale (compressors/fixed_point.py).
+template <int B>
 struct FixedPointCode {
   using Scale = uint16_t;
-  int bits_;
-  float levels, inverse_levels;
+  static constexpr int kBits = B;
+  static constexpr float kLargest = (1 << (B - 1)) - 1;
+  // Adding 1.5 * 2^23 rounds to the nearest even integer, which stands in the low bits behind kRounder's own.
+  static constexpr float kRounder = 12582912.0f;
+  static constexpr uint32_t kRounderBits = 0x4b400000u;
 
-  explicit __host__ __device__ FixedPointCode(int bits)
-      : bits_(bits), levels(float((1 << (bits - 1)) - 1)), inverse_levels(float(1.0 / ((1 << (bits - 1)) - 1))) {}
-  __device__ int bits() const { return bits_; }
-
-  __device__ __forceinline__ Scale scale_of(float largest) const {
+  static __device__ __forceinline__ Scale scale_of(float largest) {
     const float clamped = fminf(fmaxf(largest, 0x1p-110f), kBFloat16Max);
     return is_finite(largest) ? uint16_t((__float_as_uint(clamped) + 0xffffu) >> 16) : uint16_t(0x7fc0);
   }
 
-  __device__ __forceinline__ float step(Scale scale) const { return __frcp_rn(from_bfloat16_bits(scale)) * levels; }
-
-  __device__ __forceinline__ uint32_t encode(float scaled) const {
-    // Adding 1.5 * 2^23 rounds to the nearest even integer, which then stands in the low bits.
-    const float q = isnan(scaled) ? 0.0f : fminf(fmaxf(scaled, -levels), levels);
-    return (__float_as_uint(q + 12582912.0f) + uint32_t(levels)) & 0xffffu;
+  static __device__ __forceinline__ float step(Scale scale) {
+    return __frcp_rn(from_bfloat16_bits(scale)) * kLargest;
   }
 
-  __device__ __forceinline__ float factor(Scale scale) const { return from_bfloat16_bits(scale) * inverse_levels; }
-  __device__ __forceinline__ float decode(uint32_t code) const { return float(code) - levels; }
+  static __device__ __forceinline__ float factor(Scale scale) {
+    return from_bfloat16_bits(scale) * float(1.0 / ((1 << (B - 1)) - 1));
+  }
+
+  // |q| is at most kLargest but for rounding: the scale was rounded up.
+  static __device__ __forceinline__ Codes encode(const float (&q)[8]) {
+    constexpr uint32_t kOffset = kRounderBits - uint32_t(kLargest);
+    if constexpr (B <= 8) {
+      uint32_t half[2] = {};
+#pragma unroll
+      for (int i = 0; i < 8; ++i)  // the offsets cancel modulo 2^32
+        half[i / 4] += (__float_as_uint(q[i] + kRounder) << (B * (i % 4))) - (kOffset << (B * (i % 4)));
+      return {half[0] | uint64_t(half[1]) << (4 * B), 0};
+    } else {
+      Codes codes = {};
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const uint32_t code = __float_as_uint(q[i] + kRounder) - kOffset;
+        codes.low |= uint64_t(code & 0xff) << (8 * i);
+        codes.high |= uint64_t(code >> 8) << ((B - 8) * i);
+      }
+      return codes;
+    }
+  }
+
+  static __device__ __forceinline__ void decode(Codes codes, float (&v)[8]) {
+    constexpr int kLow = B < 8 ? B : 8;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      uint32_t code = uint32_t(codes.low >> (kLow * i)) & ((1u << kLow) - 1);
+      if constexpr (B > 8) code |= (uint32_t(codes.high >> ((B - 8) * i)) & ((1u << (B - 8)) - 1)) << 8;
+      v[i] = __uint_as_float(0x4b000000u | code) - (8388608.0f + kLargest);
+    }
+  }
 };
 
-// Codes of up to 8 bits are one bit stream; of more, the bytes of their low 8 bits, then the stream of the rest
-// (ops/bits.py). A chunk is eight codes: `bits` bytes, or 8 and `bits` - 8.
-__device__ __forceinline__ uint64_t pack_chunk(const uint32_t (&codes)[8], int bits) {
-  uint64_t stream = 0;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) stream |= uint64_t(codes[i]) << (bits * i);
-  return stream;
+// Call f with the code of fixed_point's `bits`, or with fp8's for 0.
+template <class F>
+void with_code(int bits, F f) {
+  switch (bits) {
+    case 0: return f(Fp8Code());
+    case 2: return f(FixedPointCode<2>());
+    case 3: return f(FixedPointCode<3>());
+    case 4: return f(FixedPointCode<4>());
+    case 5: return f(FixedPointCode<5>());
+    case 6: return f(FixedPointCode<6>());
+    case 7: return f(FixedPointCode<7>());
+    case 8: return f(FixedPointCode<8>());
+    case 9: return f(FixedPointCode<9>());
+    case 10: return f(FixedPointCode<10>());
+    case 11: return f(FixedPointCode<11>());
+    case 12: return f(FixedPointCode<12>());
+    case 13: return f(FixedPointCode<13>());
+    case 14: return f(FixedPointCode<14>());
+    case 15: return f(FixedPointCode<15>());
+    case 16: return f(FixedPointCode<16>());
+  }
 }
 
-__device__ __forceinline__ void unpack_chunk(uint64_t stream, int bits, uint32_t (&codes)[8]) {
-#pragma unroll
-  for (int i = 0; i < 8; ++i) codes[i] = uint32_t(stream >> (bits * i)) & ((1u << bits) - 1);
-}
-
-// `bytes` (1 to 8) bytes at any address; `count` of them exist.
-__device__ __forceinline__ uint64_t load_stream(const uint8_t* source, int bytes, int count) {
-  if (bytes == 8 && count == 8 && reinterpret_cast<uintptr_t>(source) % 8 == 0)
-    return *reinterpret_cast<const uint64_t*>(source);
-  if (bytes == 4 && count == 4 && reinterpret_cast<uintptr_t>(source) % 4 == 0)
-    return *reinterpret_cast<const uint32_t*>(source);
+// `kBytes` (1 to 8) bytes at any address; `count` of them exist.
+template <int kBytes>
+__device__ __forceinline__ uint64_t load_stream(const uint8_t* source, int count) {
+  const auto address = reinterpret_cast<uintptr_t>(source);
+  if (kBytes == 8 && count == 8 && address % 8 == 0) return *reinterpret_cast<const uint64_t*>(source);
+  if (kBytes == 4 && count == 4 && address % 4 == 0) return *reinterpret_cast<const uint32_t*>(source);
   uint64_t stream = 0;
+  if (kBytes % 2 == 0 && count == kBytes && address % 2 == 0) {
 #pragma unroll
-  for (int i = 0; i < 8; ++i)
+    for (int i = 0; i < kBytes / 2; ++i)
+      stream |= uint64_t(reinterpret_cast<const uint16_t*>(source)[i]) << (16 * i);
+    return stream;
+  }
+#pragma unroll
+  for (int i = 0; i < kBytes; ++i)
     if (i < count) stream |= uint64_t(source[i]) << (8 * i);
   return stream;
 }
 
+template <int kBytes>
 __device__ __forceinline__ void store_stream(uint8_t* target, uint64_t stream, int count) {
-  if (count == 8 && reinterpret_cast<uintptr_t>(target) % 8 == 0) {
+  const auto address = reinterpret_cast<uintptr_t>(target);
+  if (kBytes == 8 && count == 8 && address % 8 == 0) {
     *reinterpret_cast<uint64_t*>(target) = stream;
-    return;
-  }
-  if (count == 4 && reinterpret_cast<uintptr_t>(target) % 4 == 0) {
+  } else if (kBytes == 4 && count == 4 && address % 4 == 0) {
     *reinterpret_cast<uint32_t*>(target) = uint32_t(stream);
-    return;
-  }
+  } else if (kBytes % 2 == 0 && count == kBytes && address % 2 == 0) {
 #pragma unroll
-  for (int i = 0; i < 8; ++i)
-    if (i < count) target[i] = uint8_t(stream >> (8 * i));
+    for (int i = 0; i < kBytes / 2; ++i) reinterpret_cast<uint16_t*>(target)[i] = uint16_t(stream >> (16 * i));
+  } else {
+#pragma unroll
+    for (int i = 0; i < kBytes; ++i)
+      if (i < count) target[i] = uint8_t(stream >> (8 * i));
+  }
+}
+
+__device__ __forceinline__ int stream_bytes(int count, int bits) { return (count * bits + 7) / 8; }
+
+// The codes of elements [8 chunk, 8 chunk + count) of a payload of numel elements.
+template <int B>
+__device__ __forceinline__ Codes load_codes(const uint8_t* codes, int64_t numel, int64_t chunk, int count) {
+  constexpr int kLow = B < 8 ? B : 8;
+  Codes result{load_stream<kLow>(codes + chunk * kLow, stream_bytes(count, kLow)), 0};
+  if constexpr (B > 8)
+    result.high = load_stream<B - 8>(codes + numel + chunk * (B - 8), stream_bytes(count, B - 8));
+  return result;
+}
+
+template <int B>
+__device__ __forceinline__ void store_codes(uint8_t* codes, int64_t numel, int64_t chunk, int count, Codes value) {
+  constexpr int kLow = B < 8 ? B : 8;
+  store_stream<kLow>(codes + chunk * kLow, value.low, stream_bytes(count, kLow));
+  if constexpr (B > 8)
+    store_stream<B - 8>(codes + numel + chunk * (B - 8), value.high, stream_bytes(count, B - 8));
+}
+
+// With zeros behind the first `count` codes of a chunk.
+template <int B>
+__device__ __forceinline__ Codes first_codes(Codes codes, int count) {
+  constexpr int kLow = B < 8 ? B : 8;
+  codes.low &= ~uint64_t(0) >> (64 - count * kLow);
+  if (B > 8) codes.high &= ~uint64_t(0) >> (64 - count * (B - 8));
+  return codes;
 }
 
 // The payloads of fp8 and fixed_point have the same two sections.
 template <class Code>
 __device__ __forceinline__ typename Code::Scale scale_at(const ScaledPayloads& p, int rank, int64_t index) {
   return reinterpret_cast<const typename Code::Scale*>(p.scales.data + rank * p.scales.stride)[index];
-}
-
-__device__ __forceinline__ int stream_bytes(int count, int bits) { return (count * bits + 7) / 8; }
-
-// The codes of elements [8 chunk, 8 chunk + count) of a payload of numel elements.
-__device__ __forceinline__ void load_codes(const uint8_t* codes, int64_t numel, int64_t chunk, int count, int bits,
-                                           uint32_t (&out)[8]) {
-  if (bits <= 8) {
-    unpack_chunk(load_stream(codes + chunk * bits, bits, stream_bytes(count, bits)), bits, out);
-    return;
-  }
-  uint32_t high[8];
-  unpack_chunk(load_stream(codes + chunk * 8, 8, count), 8, out);
-  unpack_chunk(load_stream(codes + numel + chunk * (bits - 8), bits - 8, stream_bytes(count, bits - 8)), bits - 8, high);
-#pragma unroll
-  for (int i = 0; i < 8; ++i) out[i] |= high[i] << 8;
-}
-
-__device__ __forceinline__ void store_codes(uint8_t* codes, int64_t numel, int64_t chunk, int count, int bits,
-                                            const uint32_t (&in)[8]) {
-  if (bits <= 8) {
-    store_stream(codes + chunk * bits, pack_chunk(in, bits), stream_bytes(count, bits));
-    return;
-  }
-  uint32_t low[8], high[8];
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    low[i] = in[i] & 0xff;
-    high[i] = in[i] >> 8;
-  }
-  store_stream(codes + chunk * 8, pack_chunk(low, 8), count);
-  store_stream(codes + numel + chunk * (bits - 8), pack_chunk(high, bits - 8), stream_bytes(count, bits - 8));
 }
 
 // Eight elements from 8 chunk on, zeros behind `count`.
@@ -170,5 +228,20 @@ __device__ __forceinline__ void store_chunk(void* out, DType dtype, int64_t chun
       if (i < count) write_item(out, dtype, chunk * 8 + i, v[i]);
   }
 }
+
+// A chunk times its factors, saturated where it might leave the range.
+template <class Code>
+__device__ __forceinline__ void scale_chunk(float (&v)[8], const float (&factor)[8], float limit) {
+  bool inside = true;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) inside &= Code::kLargest * factor[i] <= limit;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) v[i] *= factor[i];
+  if (inside) return;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) v[i] = saturate(v[i], limit);
+}
+
+inline unsigned blocks_of(int64_t items, int64_t per_block) { return unsigned((items + per_block - 1) / per_block); }
 
 }  // namespace megatron_compress

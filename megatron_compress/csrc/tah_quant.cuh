@@ -60,18 +60,18 @@ __device__ __forceinline__ Place place_of(const Tile& tile, const TahTiling& t, 
   return {false, (sample * t.sample_windows() + local - before) * t.per_window + inside};
 }
 
-// The code streams: a tile's G codes are G * bits / 8 whole bytes.
+// The code streams: a tile's G codes are G * bits / 8 whole bytes. A row's codes come as quads, words that hold four
+// codes of B bits. Rows lie at multiples of N / 8 bytes, for so do the rows before them, with their own bits.
 template <int B, int N>
-__device__ __forceinline__ void pack_row(const uint32_t (&codes)[N], uint8_t* target) {
+__device__ __forceinline__ void store_quads(const uint32_t (&quads)[N / 4], uint8_t* target) {
   constexpr int kBytes = N * B / 8, kWords = (kBytes + 3) / 4;
   uint32_t words[kWords] = {};
 #pragma unroll
-  for (int i = 0; i < N; ++i) {
-    const int word = i * B / 32, shift = i * B % 32;
-    words[word] |= codes[i] << shift;
-    if (shift + B > 32) words[word + 1] |= codes[i] >> (32 - shift);
+  for (int i = 0; i < N / 4; ++i) {
+    const int word = i * 4 * B / 32, shift = i * 4 * B % 32;
+    words[word] |= quads[i] << shift;
+    if (shift + 4 * B > 32) words[word + 1] |= quads[i] >> (32 - shift);
   }
-  // A row is N / 8 * B bytes, and so is every row before it in the payload, with its own B: aligned to N / 8 bytes.
   if constexpr (N == 64) {
 #pragma unroll
     for (int i = 0; i < kWords / 2; ++i)
@@ -86,9 +86,9 @@ __device__ __forceinline__ void pack_row(const uint32_t (&codes)[N], uint8_t* ta
 }
 
 template <int B, int N>
-__device__ __forceinline__ void unpack_row(const uint8_t* source, float (&v)[N]) {
+__device__ __forceinline__ void load_quads(const uint8_t* source, uint32_t (&quads)[N / 4]) {
   constexpr int kBytes = N * B / 8, kWords = (kBytes + 3) / 4;
-  uint32_t words[kWords] = {};
+  uint32_t words[kWords + 1] = {};
   if constexpr (N == 64) {
 #pragma unroll
     for (int i = 0; i < kWords / 2; ++i) {
@@ -103,11 +103,9 @@ __device__ __forceinline__ void unpack_row(const uint8_t* source, float (&v)[N])
     for (int i = 0; i < kBytes; ++i) words[i / 4] |= uint32_t(source[i]) << (i % 4 * 8);
   }
 #pragma unroll
-  for (int i = 0; i < N; ++i) {
-    const int word = i * B / 32, shift = i * B % 32;
-    uint32_t code = words[word] >> shift;
-    if (shift + B > 32) code |= words[word + 1] << (32 - shift);
-    v[i] = float(code & ((1u << B) - 1));
+  for (int i = 0; i < N / 4; ++i) {
+    const int word = i * 4 * B / 32, shift = i * 4 * B % 32;
+    quads[i] = __funnelshift_r(words[word], words[word + 1], shift);  // what lies above is masked with the codes
   }
 }
 
@@ -137,13 +135,20 @@ void with_group(uint32_t group, F f) {
   }
 }
 
+inline unsigned blocks_of(int64_t items, int threads) { return unsigned((items + threads - 1) / threads); }
+
+// Whether every row of tiles begins at a multiple of 16 bytes.
+inline bool rows_aligned(const void* x, DType dtype, const TahTiling& t) {
+  return is_aligned_16(x) && t.channels * item_bytes(dtype) % 16 == 0;
+}
+
 // Keys of all windows and their histogram (tah_rank.cu); sums: one for each whole tile where windows have several.
 void rank_windows(const void* x, DType dtype, const TahTiling& t, uint16_t* keys, uint32_t* histogram, float2* sums,
                   cudaStream_t stream);
 
 // Set words[i] for every sample's windows (tah_select.cu).
-void select_windows(const TahTiling& t, const uint16_t* keys, const uint32_t* histogram, uint2* candidates,
-                    uint32_t* ties, Word* words, uint8_t* high_map, cudaStream_t stream);
+void select_windows(const TahTiling& t, const uint16_t* keys, const uint32_t* histogram, uint4* candidates,
+                    uint2* segments, uint32_t* ties, Word* words, uint8_t* high_map, cudaStream_t stream);
 void read_windows(const TahTiling& t, const uint8_t* high_map, int64_t stride, int ranks, Word* words,
                   cudaStream_t stream);
 

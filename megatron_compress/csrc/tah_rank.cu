@@ -4,8 +4,10 @@
 namespace megatron_compress::tah {
 namespace {
 
+// Threads of a block, whose rows share memory with the counts of keys.
+template <int kRowBytes>
+constexpr int kThreadsFor = kRowBytes > 128 ? 64 : 128;
 constexpr int kThreads = 128;
-constexpr int kWarps = kThreads / 32;
 constexpr float kRankHeadroom = 0x1p-17f;
 constexpr float kMinSum = 0x1p-120f;
 // As in ops/entropy.py.
@@ -14,12 +16,16 @@ constexpr float kLog2Offset = 0.58208556f / 256;
 
 __device__ __forceinline__ int exponent_bits(float x) { return __float_as_int(x) & 0x7f800000; }
 
-// log2 of positive x, less that of the power of two whose bits are `base`, in units of 256: the bits as an integer are
-// it but for a curve of the mantissa.
+// log2 of positive x, linear between powers of two, less that of the power of two whose bits are `base`, in units of
+// 256: the difference of the bits as integers.
 __device__ __forceinline__ float log2_from(float x, int base) {
-  const float mantissa = __int_as_float((__float_as_int(x) & 0x7fffff) | 0x3f800000);
-  const float curve = ((mantissa - 1.0f) * (2.0f - mantissa)) * (mantissa * kLog2Slope + kLog2Offset);
-  return __fmaf_rn(__int2float_rn(__float_as_int(x) - base), 0x1p-31f, curve);
+  return __int2float_rn(__float_as_int(x) - base) * 0x1p-31f;
+}
+
+// log2 of positive x / 2^e for its exponent e, in units of 256.
+__device__ __forceinline__ float log2_mantissa(float x) {
+  const float m = __int_as_float((__float_as_int(x) & 0x7fffff) | 0x3f800000);
+  return log2_from(m, 0x3f800000) + ((m - 1.0f) * (2.0f - m)) * (m * kLog2Slope + kLog2Offset);
 }
 
 // Magnitudes, and magnitudes times their logarithms from the exponent of the sum on, summed over a tile.
@@ -28,56 +34,64 @@ struct Sums {
 };
 
 __device__ __forceinline__ uint32_t key_of(Sums window, float key_scale) {
-  const float entropy = log2_from(window.magnitude, exponent_bits(window.magnitude)) -
+  const float entropy = log2_mantissa(window.magnitude) -
                         window.weighted * __frcp_rn(max_nan(window.magnitude, kMinSum));
   return uint32_t(fminf(fmaxf(entropy * key_scale, 0.0f), float(kKeys - 1)));
 }
 
-// Store a window's key and count it; every lane calls it, `present` says whose windows exist.
-__device__ __forceinline__ void record(uint32_t sample, uint32_t local, uint32_t key, bool present, const TahTiling& t,
-                                       uint16_t* keys, uint32_t* histogram) {
-  if (present) keys[sample * (t.words() * 32) + local] = uint16_t(key);
-  // Windows of one tensor have like entropies: add once for all lanes that agree.
-  const uint32_t bin = present ? sample * kKeys + key : 0xffffffffu;
-  const unsigned alike = __match_any_sync(kAllLanes, bin);
-  if (present && (threadIdx.x % 32) == __ffs(alike) - 1) atomicAdd(histogram + bin, __popc(alike));
+// Count keys of one sample in shared memory, then add what was counted to the sample's histogram.
+__device__ __forceinline__ void flush(uint32_t* counts, uint32_t* histogram) {
+  __syncthreads();
+  for (int i = threadIdx.x; i < kKeys; i += blockDim.x)
+    if (counts[i]) atomicAdd(histogram + i, counts[i]);
 }
 
+__device__ __forceinline__ void clear(uint32_t* counts) {
+  for (int i = threadIdx.x; i < kKeys; i += blockDim.x) counts[i] = 0;
+  __syncthreads();
+}
+
+// blockIdx.y is the sample; blocks walk over its tiles.
 template <int G, int kItem>
-__global__ void __launch_bounds__(kThreads) rank_tiles(const uint8_t* x, DType dtype, TahTiling t, float key_scale,
-                                                       uint16_t* keys, uint32_t* histogram, Sums* sums, bool aligned) {
+__global__ void __launch_bounds__(kThreadsFor<Geometry<G>::kRow * kItem>)
+    rank_tiles(const uint8_t* x, DType dtype, TahTiling t, float key_scale, uint16_t* keys, uint32_t* histogram, Sums* sums,
+               bool aligned) {
   constexpr int N = Geometry<G>::kRow, kLanes = Geometry<G>::kLanes;
+  constexpr int kBlock = kThreadsFor<N * kItem>;
   using Rows = WarpRows<N * kItem>;
-  __shared__ alignas(16) uint8_t shared[kWarps * Rows::kSharedBytes];
+  __shared__ alignas(16) uint8_t shared[kBlock / 32 * Rows::kSharedBytes];
+  __shared__ uint32_t counts[kKeys];
+  clear(counts);
   const int lane = threadIdx.x % 32;
-  const int64_t first = int64_t(blockIdx.x) * kThreads + (threadIdx.x - lane);
-  const int64_t parts = int64_t(t.all_whole_tiles()) * kLanes;
-  const int rows = int(min(int64_t(32), parts - first));
-  if (rows <= 0) return;
-  const uint32_t part = uint32_t(min(first + lane, parts - 1));
-  const Tile tile(part / kLanes, t);
-  const int64_t offset = row_offset(tile.row, t) + int64_t(tile.column) * G + part % kLanes * N;
+  const uint32_t sample = blockIdx.y, parts = t.rows * t.whole_tiles() * kLanes;
   uint8_t* stage = shared + threadIdx.x / 32 * Rows::kSharedBytes;
-  Rows::load(stage, [&](int row) { return x + __shfl_sync(kAllLanes, offset, row) * kItem; }, rows, lane, aligned);
-  float magnitude[N], weighted[N];
-  read_row<kItem>(stage + lane * Rows::kStride, dtype, magnitude);
+  for (uint32_t first = blockIdx.x * kBlock + (threadIdx.x - lane); first < parts; first += gridDim.x * kBlock) {
+    const int rows = int(min(32u, parts - first));
+    const uint32_t part = min(first + lane, parts - 1);
+    const Tile tile(sample * t.rows * t.whole_tiles() + part / kLanes, t);
+    const int64_t offset = row_offset(tile.row, t) + int64_t(tile.column) * G + part % kLanes * N;
+    Rows::load(stage, [&](int row) { return x + __shfl_sync(kAllLanes, offset, row) * kItem; }, rows, lane, aligned);
+    float magnitude[N], weighted[N];
+    read_row<kItem>(stage + lane * Rows::kStride, dtype, magnitude);
+    __syncwarp();  // the rows may be overwritten now
 #pragma unroll
-  for (int i = 0; i < N; ++i) magnitude[i] = fabsf(magnitude[i] * kRankHeadroom);
-  Sums s{sum_across_lanes<kLanes>(pairwise_sum<N>(magnitude)), 0.0f};
-  const int base = exponent_bits(s.magnitude);
+    for (int i = 0; i < N; ++i) magnitude[i] = fabsf(magnitude[i] * kRankHeadroom);
+    Sums s{sum_across_lanes<kLanes>(pairwise_sum<N>(magnitude)), 0.0f};
+    const int base = exponent_bits(s.magnitude);
 #pragma unroll
-  for (int i = 0; i < N; ++i) weighted[i] = magnitude[i] * log2_from(magnitude[i], base);
-  s.weighted = sum_across_lanes<kLanes>(pairwise_sum<N>(weighted));
-  if (!is_finite(s.magnitude)) s = {0.0f, 0.0f};
-  const bool mine = lane < rows && lane % kLanes == 0;
-  if (t.per_window > 1) {
-    if (mine) sums[part / kLanes] = s;
-    return;
+    for (int i = 0; i < N; ++i) weighted[i] = magnitude[i] * log2_from(magnitude[i], base);
+    s.weighted = sum_across_lanes<kLanes>(pairwise_sum<N>(weighted));
+    if (!is_finite(s.magnitude)) s = {0.0f, 0.0f};
+    if (lane >= rows || lane % kLanes) continue;
+    if (t.per_window > 1) {
+      sums[tile.row * t.whole_tiles() + tile.column] = s;
+    } else if (tile.column < t.windows) {
+      const uint32_t key = key_of(s, key_scale);
+      keys[sample * (t.words() * 32) + (tile.row - sample * t.rows) * t.windows + tile.column] = uint16_t(key);
+      atomicAdd(counts + key, 1);
+    }
   }
-  const uint32_t sample = tile.row / t.rows;
-  const bool ranked = mine && tile.column < t.windows;
-  record(sample, (tile.row - sample * t.rows) * t.windows + tile.column, key_of(s, key_scale), ranked, t, keys,
-         histogram);
+  if (t.per_window == 1) flush(counts, histogram + int64_t(sample) * kKeys);
 }
 
 // Sum of value(0) to value(n - 1) by the tree of adjacent pairs, kept as a binary counter of partial sums.
@@ -99,22 +113,33 @@ __device__ float pairwise_sum_of(uint32_t n, Value value) {
 // Windows of several tiles.
 __global__ void __launch_bounds__(kThreads) rank_joined(TahTiling t, float key_scale, const Sums* sums,
                                                         uint16_t* keys, uint32_t* histogram) {
-  const uint32_t window = blockIdx.x * kThreads + threadIdx.x;
-  const bool present = window < t.samples * t.sample_windows();
-  const uint32_t row = present ? window / t.windows : 0, column = present ? window - row * t.windows : 0;
-  const Sums* tile = sums + int64_t(row) * t.whole_tiles() + column * t.per_window;
-  Sums total;
-  total.magnitude = pairwise_sum_of(t.per_window, [&](uint32_t i) { return tile[i].magnitude; });
-  const int base = exponent_bits(total.magnitude);
-  total.weighted = pairwise_sum_of(t.per_window, [&](uint32_t i) {
-    const float shift = __int2float_rn(exponent_bits(tile[i].magnitude) - base) * 0x1p-31f;
-    return tile[i].weighted + tile[i].magnitude * shift;
-  });
-  const uint32_t sample = row / t.rows;
-  record(sample, (row - sample * t.rows) * t.windows + column, key_of(total, key_scale), present, t, keys, histogram);
+  __shared__ uint32_t counts[kKeys];
+  clear(counts);
+  const uint32_t sample = blockIdx.y;
+  for (uint32_t local = blockIdx.x * kThreads + threadIdx.x; local < t.sample_windows();
+       local += gridDim.x * kThreads) {
+    const uint32_t row = sample * t.rows + local / t.windows, column = local % t.windows;
+    const Sums* tile = sums + int64_t(row) * t.whole_tiles() + column * t.per_window;
+    Sums total;
+    total.magnitude = pairwise_sum_of(t.per_window, [&](uint32_t i) { return tile[i].magnitude; });
+    const int base = exponent_bits(total.magnitude);
+    total.weighted = pairwise_sum_of(t.per_window, [&](uint32_t i) {
+      const float shift = __int2float_rn(exponent_bits(tile[i].magnitude) - base) * 0x1p-31f;
+      return tile[i].weighted + tile[i].magnitude * shift;
+    });
+    const uint32_t key = key_of(total, key_scale);
+    keys[sample * (t.words() * 32) + local] = uint16_t(key);
+    atomicAdd(counts + key, 1);
+  }
+  flush(counts, histogram + int64_t(sample) * kKeys);
 }
 
-unsigned blocks_of(int64_t items) { return unsigned((items + kThreads - 1) / kThreads); }
+// Blocks for a sample's share of `items`: enough to fill a GPU, few enough that clearing and adding counts is little.
+dim3 grid_of(int64_t items, uint32_t samples, int threads) {
+  constexpr int64_t kBlocks = 132 * 5;
+  const int64_t needed = (items + threads - 1) / threads, most = (kBlocks + samples - 1) / samples;
+  return dim3(unsigned(needed < most ? needed : most), samples);
+}
 
 }  // namespace
 
@@ -122,19 +147,20 @@ void rank_windows(const void* x, DType dtype, const TahTiling& t, uint16_t* keys
                   cudaStream_t stream) {
   if (t.sample_windows() == 0) return;
   cudaMemsetAsync(histogram, 0, sizeof(uint32_t) * kKeys * t.samples, stream);
-  const bool aligned = is_aligned_16(x) && t.channels * item_bytes(dtype) % 16 == 0;
+  const bool aligned = rows_aligned(x, dtype, t);
   const float key_scale = float(256.0 * (kKeys - 1) / log2(double(t.per_window) * t.group));
   auto* pairs = reinterpret_cast<Sums*>(sums);
   with_group(t.group, [&](auto group) {
     constexpr int G = group();
-    const unsigned blocks = blocks_of(int64_t(t.all_whole_tiles()) * Geometry<G>::kLanes);
-    const auto kernel = item_bytes(dtype) == 4 ? rank_tiles<G, 4> : rank_tiles<G, 2>;
-    kernel<<<blocks, kThreads, 0, stream>>>(static_cast<const uint8_t*>(x), dtype, t, key_scale, keys, histogram,
-                                            pairs, aligned);
+    const bool wide = item_bytes(dtype) == 4;
+    const int threads = wide ? kThreadsFor<Geometry<G>::kRow * 4> : kThreadsFor<Geometry<G>::kRow * 2>;
+    const dim3 grid = grid_of(int64_t(t.rows) * t.whole_tiles() * Geometry<G>::kLanes, t.samples, threads);
+    const auto kernel = wide ? rank_tiles<G, 4> : rank_tiles<G, 2>;
+    kernel<<<grid, threads, 0, stream>>>(static_cast<const uint8_t*>(x), dtype, t, key_scale, keys, histogram, pairs,
+                                          aligned);
   });
   if (t.per_window > 1)
-    rank_joined<<<blocks_of(int64_t(t.samples) * t.sample_windows()), kThreads, 0, stream>>>(t, key_scale, pairs,
-                                                                                              keys, histogram);
+    rank_joined<<<grid_of(t.sample_windows(), t.samples, kThreads), kThreads, 0, stream>>>(t, key_scale, pairs, keys, histogram);
 }
 
 }  // namespace megatron_compress::tah

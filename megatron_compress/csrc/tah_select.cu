@@ -6,7 +6,8 @@ namespace megatron_compress::tah {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kScanThreads = 1024;
+constexpr int kScanThreads = 512;
+constexpr int kSegment = 64;
 
 // Exclusive prefix sum over a block, and the total; every thread calls it.
 template <int kBlock>
@@ -32,13 +33,17 @@ __device__ uint32_t exclusive_scan(uint32_t value, uint32_t& total) {
   return before + inclusive - value;
 }
 
-// Each block finds its sample's threshold in the histogram, then flags keys above it (x) and equal to it (y), and
-// notes how many of the equal ones are high.
+// A segment is what one block treats: kSegment words of a sample's flags.
+uint32_t segments_of(const TahTiling& t) { return (t.words() + kSegment - 1) / kSegment; }
+
+// Each block finds its sample's threshold in the histogram, then flags the keys of its segment above it (x) and equal
+// to it (y), with their counts before each word of the segment (z, w) and over the segment.
 __global__ void __launch_bounds__(kThreads) flag_candidates(TahTiling t, const uint16_t* keys,
-                                                            const uint32_t* histogram, uint2* candidates,
-                                                            uint32_t* ties) {
+                                                            const uint32_t* histogram, uint4* candidates,
+                                                            uint2* segments, uint32_t* ties) {
   constexpr int kBins = kKeys / kThreads;
   __shared__ uint32_t threshold, above;
+  __shared__ uint2 flags[kSegment];
   const uint32_t sample = blockIdx.y;
   const int last = kKeys - 1 - int(threadIdx.x) * kBins;  // bins are taken from the largest key down
   uint32_t counts[kBins], sum = 0, total;
@@ -50,22 +55,33 @@ __global__ void __launch_bounds__(kThreads) flag_candidates(TahTiling t, const u
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < kBins; ++i) {
-    if (before < t.high_per_sample && before + counts[i] >= t.high_per_sample)
-      threshold = last - i, above = before;
+    if (before < t.high_per_sample && before + counts[i] >= t.high_per_sample) threshold = last - i, above = before;
     before += counts[i];
   }
   __syncthreads();
   if (blockIdx.x == 0 && threadIdx.x == 0) ties[sample] = t.high_per_sample - above;
-  const uint32_t limit = threshold;
-  for (uint32_t word = blockIdx.x * (kThreads / 32) + threadIdx.x / 32; word < t.words();
-       word += gridDim.x * (kThreads / 32)) {
-    const uint32_t local = word * 32 + threadIdx.x % 32;
-    const bool exists = local < t.sample_windows();
-    const uint32_t key = exists ? keys[sample * (t.words() * 32) + local] : 0;
-    const uint32_t larger = __ballot_sync(kAllLanes, exists && key > limit);
-    const uint32_t equal = __ballot_sync(kAllLanes, exists && key == limit);
-    if (threadIdx.x % 32 == 0) candidates[sample * t.words() + word] = make_uint2(larger, equal);
+  const uint32_t limit = threshold, first = blockIdx.x * kSegment;
+  const uint16_t* mine = keys + int64_t(sample) * t.words() * 32 + first * 32;
+  const uint32_t left = t.sample_windows() - first * 32;
+  constexpr int kSteps = kSegment / (kThreads / 32);
+  uint32_t key[kSteps];
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) key[step] = step * kThreads + threadIdx.x < left ? mine[step * kThreads + threadIdx.x] : 0;
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const bool exists = step * kThreads + threadIdx.x < left;
+    const uint32_t larger = __ballot_sync(kAllLanes, exists && key[step] > limit);
+    const uint32_t equal = __ballot_sync(kAllLanes, exists && key[step] == limit);
+    if (threadIdx.x % 32 == 0) flags[step * (kThreads / 32) + threadIdx.x / 32] = make_uint2(larger, equal);
   }
+  __syncthreads();
+  const uint2 word = threadIdx.x < kSegment ? flags[threadIdx.x] : make_uint2(0, 0);
+  uint2 sums;
+  const uint32_t larger = exclusive_scan<kThreads>(__popc(word.x), sums.x);
+  const uint32_t equal = exclusive_scan<kThreads>(__popc(word.y), sums.y);
+  if (threadIdx.x < kSegment && first + threadIdx.x < t.words())
+    candidates[sample * t.words() + first + threadIdx.x] = make_uint4(word.x, word.y, larger, equal);
+  if (threadIdx.x == 0) segments[sample * gridDim.x + blockIdx.x] = sums;
 }
 
 // The `count` lowest set bits.
@@ -79,34 +95,26 @@ __device__ uint32_t lowest_bits(uint32_t bits, uint32_t count) {
   return kept;
 }
 
-// One block a sample; each thread takes `share` words that follow each other.
-__global__ void __launch_bounds__(kScanThreads) join_candidates(TahTiling t, const uint2* candidates,
-                                                                const uint32_t* ties, Word* words,
-                                                                uint8_t* high_map) {
-  const uint32_t sample = blockIdx.x, share = (t.words() + kScanThreads - 1) / kScanThreads;
-  const uint32_t begin = min(t.words(), threadIdx.x * share), end = min(t.words(), begin + share);
-  const uint2* mine = candidates + sample * t.words();
-  uint32_t larger = 0, equal = 0, total;
-#pragma unroll 4
-  for (uint32_t i = begin; i < end; ++i) {
-    larger += __popc(mine[i].x);
-    equal += __popc(mine[i].y);
+__global__ void __launch_bounds__(kThreads) join_candidates(TahTiling t, const uint4* candidates,
+                                                            const uint2* segments, const uint32_t* ties, Word* words,
+                                                            uint8_t* high_map) {
+  const uint32_t sample = blockIdx.y, index = blockIdx.x * kSegment + threadIdx.x;
+  uint2 before = make_uint2(0, 0);
+  for (uint32_t i = threadIdx.x; i < blockIdx.x; i += kThreads) {
+    before.x += segments[sample * gridDim.x + i].x;
+    before.y += segments[sample * gridDim.x + i].y;
   }
-  uint32_t larger_before = exclusive_scan<kScanThreads>(larger, total);
-  uint32_t equal_before = exclusive_scan<kScanThreads>(equal, total);
-  const uint32_t room = ties[sample];
-#pragma unroll 4
-  for (uint32_t i = begin; i < end; ++i) {
-    const uint2 word = mine[i];
-    const uint32_t left = room > equal_before ? room - equal_before : 0;
-    const uint32_t high = word.x | lowest_bits(word.y, left);
-    words[sample * t.words() + i] = {high, larger_before + min(equal_before, room)};
-    larger_before += __popc(word.x);
-    equal_before += __popc(word.y);
-    if (t.sample_windows() % 8 == 0) {
-      for (uint32_t byte = 0; byte < 4 && i * 32 + byte * 8 < t.sample_windows(); ++byte)
-        high_map[(sample * t.sample_windows() + i * 32) / 8 + byte] = uint8_t(high >> (8 * byte));
-    }
+  uint2 total;
+  exclusive_scan<kThreads>(before.x, total.x);
+  exclusive_scan<kThreads>(before.y, total.y);
+  if (threadIdx.x >= kSegment || index >= t.words()) return;
+  const uint4 word = candidates[sample * t.words() + index];
+  const uint32_t room = ties[sample], equal_before = total.y + word.w;
+  const uint32_t high = word.x | lowest_bits(word.y, room > equal_before ? room - equal_before : 0);
+  words[sample * t.words() + index] = {high, total.x + word.z + min(equal_before, room)};
+  if (t.sample_windows() % 8 == 0) {
+    for (uint32_t byte = 0; byte < 4 && index * 32 + byte * 8 < t.sample_windows(); ++byte)
+      high_map[(sample * t.sample_windows() + index * 32) / 8 + byte] = uint8_t(high >> (8 * byte));
   }
 }
 
@@ -131,61 +139,75 @@ __device__ uint32_t read_bits(const uint8_t* stream, uint32_t count, uint32_t fi
   return uint32_t(bits >> first % 8);
 }
 
-__global__ void __launch_bounds__(kScanThreads) count_windows(TahTiling t, const uint8_t* high_map, int64_t stride,
-                                                              Word* words) {
-  const uint32_t sample = blockIdx.x, share = (t.words() + kScanThreads - 1) / kScanThreads;
-  const uint32_t begin = min(t.words(), threadIdx.x * share), end = min(t.words(), begin + share);
-  const uint32_t first = sample * t.sample_windows(), count = first + t.sample_windows();
-  high_map += blockIdx.y * stride;
-  words += (blockIdx.y * t.samples + sample) * t.words();
-  uint32_t high = 0, total;
-#pragma unroll 4
-  for (uint32_t i = begin; i < end; ++i) {
-    const uint32_t exist = min(32u, t.sample_windows() - min(t.sample_windows(), i * 32));
-    const uint32_t mask = exist == 32 ? 0xffffffffu : (1u << exist) - 1;
-    words[i].high = (exist ? read_bits(high_map, count, first + i * 32) : 0) & mask;
-    high += __popc(words[i].high);
-  }
-  uint32_t before = exclusive_scan<kScanThreads>(high, total);
-#pragma unroll 4
-  for (uint32_t i = begin; i < end; ++i) {
-    words[i].before = before;
-    before += __popc(words[i].high);
-  }
+// Word `index` of a sample's flags in the payload's map.
+__device__ uint32_t flags_at(const TahTiling& t, const uint8_t* high_map, uint32_t sample, uint32_t index) {
+  const uint32_t first = sample * t.sample_windows();
+  if (index * 32 >= t.sample_windows()) return 0;
+  const uint32_t exist = min(32u, t.sample_windows() - index * 32);
+  const uint8_t* start = high_map + first / 8;
+  if (exist == 32 && first % 8 == 0 && reinterpret_cast<uintptr_t>(start) % 4 == 0)
+    return reinterpret_cast<const uint32_t*>(start)[index];
+  const uint32_t mask = exist == 32 ? 0xffffffffu : (1u << exist) - 1;
+  return read_bits(high_map, first + t.sample_windows(), first + index * 32) & mask;
 }
 
-__global__ void __launch_bounds__(kThreads) pack_kernel(const uint8_t* codes, int64_t count, int bits, uint8_t* out) {
+// Each block counts all that lies before its words itself, then scans them.
+__global__ void __launch_bounds__(kScanThreads) count_windows(TahTiling t, const uint8_t* high_map, int64_t stride,
+                                                              Word* words) {
+  const uint32_t sample = blockIdx.y, index = blockIdx.x * kScanThreads + threadIdx.x;
+  high_map += blockIdx.z * stride;
+  words += (blockIdx.z * t.samples + sample) * t.words();
+  uint32_t earlier = 0, before, unused;
+  // All words of earlier blocks are whole.
+  for (uint32_t i = threadIdx.x; i < blockIdx.x * kScanThreads; i += 8 * kScanThreads) {
+    uint32_t flags[8];
+#pragma unroll
+    for (int k = 0; k < 8; ++k)
+      flags[k] = i + k * kScanThreads < blockIdx.x * kScanThreads ? flags_at(t, high_map, sample, i + k * kScanThreads) : 0;
+#pragma unroll
+    for (int k = 0; k < 8; ++k) earlier += __popc(flags[k]);
+  }
+  exclusive_scan<kScanThreads>(earlier, before);
+  const uint32_t high = index < t.words() ? flags_at(t, high_map, sample, index) : 0;
+  before += exclusive_scan<kScanThreads>(__popc(high), unused);
+  if (index < t.words()) words[index] = {high, before};
+}
+
+template <int B>
+__global__ void __launch_bounds__(kThreads) pack_kernel(const uint8_t* codes, int64_t count, uint8_t* out) {
   const int64_t chunk = int64_t(blockIdx.x) * kThreads + threadIdx.x;
   const int present = int(min(int64_t(8), count - chunk * 8));
   if (present <= 0) return;
-  uint32_t eight[8];
-#pragma unroll
-  for (int i = 0; i < 8; ++i) eight[i] = i < present ? codes[chunk * 8 + i] : 0;
-  store_codes(out, count, chunk, present, bits, eight);
+  uint64_t stream = 0;
+  for (int i = 0; i < present; ++i) stream |= uint64_t(codes[chunk * 8 + i]) << (B * i);
+  store_codes<B>(out, count, chunk, present, {stream, 0});
 }
-
-unsigned blocks_of(int64_t items, int64_t per_block) { return unsigned((items + per_block - 1) / per_block); }
 
 }  // namespace
 
-void select_windows(const TahTiling& t, const uint16_t* keys, const uint32_t* histogram, uint2* candidates,
-                    uint32_t* ties, Word* words, uint8_t* high_map, cudaStream_t stream) {
+void select_windows(const TahTiling& t, const uint16_t* keys, const uint32_t* histogram, uint4* candidates,
+                    uint2* segments, uint32_t* ties, Word* words, uint8_t* high_map, cudaStream_t stream) {
   if (t.sample_windows() == 0) return;
-  const unsigned blocks = blocks_of(t.words(), 8 * (kThreads / 32));
-  flag_candidates<<<dim3(blocks, t.samples), kThreads, 0, stream>>>(t, keys, histogram, candidates, ties);
-  join_candidates<<<t.samples, kScanThreads, 0, stream>>>(t, candidates, ties, words, high_map);
+  const dim3 grid(segments_of(t), t.samples);
+  flag_candidates<<<grid, kThreads, 0, stream>>>(t, keys, histogram, candidates, segments, ties);
+  join_candidates<<<grid, kThreads, 0, stream>>>(t, candidates, segments, ties, words, high_map);
   if (t.sample_windows() % 8)
-    write_map<<<blocks_of(int64_t(t.samples) * t.sample_windows(), 8 * kThreads), kThreads, 0, stream>>>(t, words,
+    write_map<<<megatron_compress::blocks_of(int64_t(t.samples) * t.sample_windows(), 8 * kThreads), kThreads, 0, stream>>>(t, words,
                                                                                                          high_map);
 }
 
 void read_windows(const TahTiling& t, const uint8_t* high_map, int64_t stride, int ranks, Word* words,
                   cudaStream_t stream) {
-  if (t.sample_windows()) count_windows<<<dim3(t.samples, ranks), kScanThreads, 0, stream>>>(t, high_map, stride, words);
+  if (t.sample_windows() == 0) return;
+  count_windows<<<dim3(megatron_compress::blocks_of(t.words(), kScanThreads), t.samples, ranks), kScanThreads, 0, stream>>>(
+      t, high_map, stride, words);
 }
 
 void pack_bytes(const uint8_t* codes, int64_t count, int bits, uint8_t* stream_out, cudaStream_t stream) {
-  if (count) pack_kernel<<<blocks_of(count, 8 * kThreads), kThreads, 0, stream>>>(codes, count, bits, stream_out);
+  with_code(bits, [&](auto code) {
+    constexpr int B = decltype(code)::kBits;
+    if constexpr (B <= 8) pack_kernel<B><<<megatron_compress::blocks_of(count, 8 * kThreads), kThreads, 0, stream>>>(codes, count, stream_out);
+  });
 }
 
 }  // namespace megatron_compress::tah

@@ -14,15 +14,43 @@ __device__ __forceinline__ void copy_async_16(void* shared, const void* global) 
 
 __device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
+// Copies are counted in groups: end one, and wait until at most one group is left.
+__device__ __forceinline__ void end_copy_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void wait_for_all_but_one() { asm volatile("cp.async.wait_group 1;" ::: "memory"); }
+
 template <int kBytes>
 struct WarpRows {
   static constexpr int kStride = kBytes + 16;
   static constexpr int kSharedBytes = 32 * kStride;
   static constexpr int kChunks = kBytes / 16;  // a power of two
 
-  // Fill the first `rows` rows; address(row) must be callable by all lanes at once. `aligned`: to 16 bytes.
+  // Whole rows that follow each other in memory, 16 bytes a lane at a time: every address is one of the lane's, plus a
+  // constant. The copies are under way when it returns.
+  static __device__ __forceinline__ void start_dense(uint8_t* shared, const uint8_t* source, int rows, int lane,
+                                                     bool aligned) {
+    if (!aligned || rows < 32) return start(shared, [&](int row) { return source + row * kBytes; }, rows, lane, aligned);
+    uint8_t* target = shared + lane / kChunks * kStride + lane % kChunks * 16;
+    source += lane * 16;
+#pragma unroll
+    for (int step = 0; step < kChunks; ++step) copy_async_16(target + step * (32 / kChunks * kStride), source + step * 512);
+  }
+
+  static __device__ __forceinline__ void store_dense(const uint8_t* shared, uint8_t* target, int rows, int lane,
+                                                     bool aligned) {
+    if (!aligned || rows < 32) return store(shared, [&](int row) { return target + row * kBytes; }, rows, lane, aligned);
+    __syncwarp();
+    const uint8_t* source = shared + lane / kChunks * kStride + lane % kChunks * 16;
+    target += lane * 16;
+#pragma unroll
+    for (int step = 0; step < kChunks; ++step)
+      *reinterpret_cast<uint4*>(target + step * 512) =
+          *reinterpret_cast<const uint4*>(source + step * (32 / kChunks * kStride));
+    __syncwarp();
+  }
+
+  // Rows anywhere: the first `rows` of them; address(row) must be callable by all lanes at once. `aligned`: to 16.
   template <class Address>
-  static __device__ __forceinline__ void load(uint8_t* shared, Address address, int rows, int lane, bool aligned) {
+  static __device__ __forceinline__ void start(uint8_t* shared, Address address, int rows, int lane, bool aligned) {
     if (aligned) {
 #pragma unroll
       for (int step = 0; step < kChunks; ++step) {
@@ -30,7 +58,6 @@ struct WarpRows {
         const uint8_t* source = address(row) + offset;
         if (row < rows) copy_async_16(shared + row * kStride + offset, source);
       }
-      wait_for_copies();
     } else {
       for (int row = 0; row < rows; ++row) {
         const uint8_t* source = address(row);
@@ -38,6 +65,12 @@ struct WarpRows {
           reinterpret_cast<uint16_t*>(shared + row * kStride)[i] = reinterpret_cast<const uint16_t*>(source)[i];
       }
     }
+  }
+
+  template <class Address>
+  static __device__ __forceinline__ void load(uint8_t* shared, Address address, int rows, int lane, bool aligned) {
+    start(shared, address, rows, lane, aligned);
+    wait_for_copies();
     __syncwarp();
   }
 
@@ -79,40 +112,55 @@ __device__ __forceinline__ uint32_t pack_pair(float low, float high, DType dtype
   return *reinterpret_cast<const uint32_t*>(&pair);
 }
 
-// kItem is the size of dtype, 2 or 4 bytes; `row` is aligned to 16 bytes.
+__device__ __forceinline__ void unpack_16(uint4 bits, DType dtype, float* v) {
+  const uint32_t words[4] = {bits.x, bits.y, bits.z, bits.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 pair = unpack_pair(words[i], dtype);
+    v[2 * i] = pair.x;
+    v[2 * i + 1] = pair.y;
+  }
+}
+
+// kItem is the size of dtype, 2 or 4 bytes; `row` is aligned to 16 bytes. The dtype is told once, not for each pair.
 template <int kItem, int N>
 __device__ __forceinline__ void read_row(const uint8_t* row, DType dtype, float (&v)[N]) {
+  const auto* chunks = reinterpret_cast<const uint4*>(row);
+  if constexpr (kItem == 4) {
 #pragma unroll
-  for (int chunk = 0; chunk < N * kItem / 16; ++chunk) {
-    const uint4 bits = reinterpret_cast<const uint4*>(row)[chunk];
-    const uint32_t words[4] = {bits.x, bits.y, bits.z, bits.w};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if constexpr (kItem == 4) {
-        v[chunk * 4 + i] = __uint_as_float(words[i]);
-      } else {
-        const float2 pair = unpack_pair(words[i], dtype);
-        v[chunk * 8 + 2 * i] = pair.x;
-        v[chunk * 8 + 2 * i + 1] = pair.y;
-      }
+    for (int i = 0; i < N / 4; ++i) {
+      const uint4 bits = chunks[i];
+      v[4 * i] = __uint_as_float(bits.x), v[4 * i + 1] = __uint_as_float(bits.y);
+      v[4 * i + 2] = __uint_as_float(bits.z), v[4 * i + 3] = __uint_as_float(bits.w);
     }
+  } else if (dtype == DType::kBFloat16) {
+#pragma unroll
+    for (int i = 0; i < N / 8; ++i) unpack_16(chunks[i], DType::kBFloat16, v + 8 * i);
+  } else {
+#pragma unroll
+    for (int i = 0; i < N / 8; ++i) unpack_16(chunks[i], DType::kFloat16, v + 8 * i);
   }
+}
+
+__device__ __forceinline__ uint4 pack_16(const float* v, DType dtype) {
+  return make_uint4(pack_pair(v[0], v[1], dtype), pack_pair(v[2], v[3], dtype), pack_pair(v[4], v[5], dtype),
+                    pack_pair(v[6], v[7], dtype));
 }
 
 template <int kItem, int N>
 __device__ __forceinline__ void write_row(uint8_t* row, DType dtype, const float (&v)[N]) {
+  auto* chunks = reinterpret_cast<uint4*>(row);
+  if constexpr (kItem == 4) {
 #pragma unroll
-  for (int chunk = 0; chunk < N * kItem / 16; ++chunk) {
-    uint32_t words[4];
+    for (int i = 0; i < N / 4; ++i)
+      chunks[i] = make_uint4(__float_as_uint(v[4 * i]), __float_as_uint(v[4 * i + 1]), __float_as_uint(v[4 * i + 2]),
+                             __float_as_uint(v[4 * i + 3]));
+  } else if (dtype == DType::kBFloat16) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if constexpr (kItem == 4) {
-        words[i] = __float_as_uint(v[chunk * 4 + i]);
-      } else {
-        words[i] = pack_pair(v[chunk * 8 + 2 * i], v[chunk * 8 + 2 * i + 1], dtype);
-      }
-    }
-    reinterpret_cast<uint4*>(row)[chunk] = make_uint4(words[0], words[1], words[2], words[3]);
+    for (int i = 0; i < N / 8; ++i) chunks[i] = pack_16(v + 8 * i, DType::kBFloat16);
+  } else {
+#pragma unroll
+    for (int i = 0; i < N / 8; ++i) chunks[i] = pack_16(v + 8 * i, DType::kFloat16);
   }
 }
 

@@ -31,30 +31,29 @@ def _encode(
     e3m0: bool,
     paper_clips: bool,
 ) -> None:
-    packed, scale_parts, alpha_parts = [], [], []
-    for group in split_groups(x.reshape(-1).float(), group_size):
-        code, scale, alpha = _quantize(group, _format(e3m0), dual=alphas.numel() > 0, paper_clips=paper_clips)
-        packed.append(code.view(-1))
-        scale_parts.append(scale)
-        alpha_parts.append(alpha)
-    codes.copy_(pack_bits(torch.cat(packed), 4))
-    scales.copy_(torch.cat(scale_parts))
-    if alphas.numel():
-        alphas.copy_(torch.cat(alpha_parts))
+    rotated = [hadamard_transform(group * HEADROOM) for group in split_groups(x.reshape(-1).float(), group_size)]
+    _store(rotated, codes, scales, alphas, _format(e3m0), paper_clips)
 
 
 def _decode(
     codes: torch.Tensor, scales: torch.Tensor, alphas: torch.Tensor, out: torch.Tensor, group_size: int, e3m0: bool
 ) -> None:
-    ranks = zip(codes, scales, alphas, strict=True)
-    store_sum((_dequantize(*payload, out.numel(), group_size, _format(e3m0)) for payload in ranks), out)
+    groups = _coefficients(codes, scales, alphas, out.numel(), group_size, _format(e3m0))
+    if len(codes) == 1:
+        parts = [hadamard_transform(values[0]) * factors[0][:, None] for values, factors in groups]
+        return store_sum([torch.cat([part.view(-1) for part in parts])], out)
+    parts = []
+    for values, factors in groups:
+        # The power of two keeps huge values in range until they are rotated back.
+        shrink = torch.where((factors > 1).any(dim=0), HEADROOM, 1.0)
+        parts.append(hadamard_transform(_weighted_sum(values, factors * shrink)) * (1 / shrink)[:, None])
+    out.copy_(torch.cat([part.view(-1) for part in parts]).view(out.shape))
 
 
 def _requantize(
     codes: torch.Tensor,
     scales: torch.Tensor,
     alphas: torch.Tensor,
-    dtype: torch.dtype,
     numel: int,
     codes_out: torch.Tensor,
     scales_out: torch.Tensor,
@@ -63,9 +62,10 @@ def _requantize(
     e3m0: bool,
     paper_clips: bool,
 ) -> None:
-    total = torch.empty(numel, dtype=dtype, device=codes.device)
-    _decode(codes, scales, alphas, total, group_size, e3m0)
-    _encode(total, codes_out, scales_out, alphas_out, group_size, e3m0, paper_clips)
+    rotated = []
+    for values, factors in _coefficients(codes, scales, alphas, numel, group_size, _format(e3m0)):
+        rotated.append(_weighted_sum(values, factors * (hadamard_block(values.shape[-1]) * HEADROOM)))
+    _store(rotated, codes_out, scales_out, alphas_out, _format(e3m0), paper_clips)
 
 
 # x: contiguous, any shape; codes, scales, alphas: the payload's sections (alphas empty: one scale a group).
@@ -79,10 +79,9 @@ decode = register(
     "fp4_quant_decode(Tensor codes, Tensor scales, Tensor alphas, Tensor(a!) out, int group_size, bool e3m0) -> ()",
     _decode,
 )
-# decode, round the sum of `numel` elements to `dtype`, encode.
+# encode of decode's sum of `numel` elements, which stays rotated: H·H is the group's length.
 requantize = register(
-    "fp4_quant_requantize(Tensor codes, Tensor scales, Tensor alphas, ScalarType dtype, int numel, "
-    "Tensor(a!) codes_out, Tensor(b!) scales_out, Tensor(c!) alphas_out, int group_size, bool e3m0, "
+    "fp4_quant_requantize(Tensor codes, Tensor scales, Tensor alphas, int numel, Tensor(a!) codes_out, Tensor(b!) scales_out, Tensor(c!) alphas_out, int group_size, bool e3m0, "
     "bool paper_clips) -> ()",
     _requantize,
 )
@@ -92,12 +91,27 @@ def _format(e3m0: bool) -> MiniFloat:
     return E3M0 if e3m0 else E2M1
 
 
+def _store(
+    rotated: list[torch.Tensor],
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    alphas: torch.Tensor,
+    format: MiniFloat,
+    paper_clips: bool,
+) -> None:
+    """Quantize groups [n, g] of rotated values, which hold `HEADROOM`, into a payload's sections."""
+    parts = [_quantize(h, format, dual=alphas.numel() > 0, paper_clips=paper_clips) for h in rotated]
+    codes.copy_(pack_bits(torch.cat([code.view(-1) for code, _, _ in parts]), 4))
+    scales.copy_(torch.cat([scale for _, scale, _ in parts]))
+    if alphas.numel():
+        alphas.copy_(torch.cat([alpha for _, _, alpha in parts]))
+
+
 def _quantize(
-    x: torch.Tensor, format: MiniFloat, dual: bool, paper_clips: bool
+    h: torch.Tensor, format: MiniFloat, dual: bool, paper_clips: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """x: [n, g] float32; returns codes [n, g], zeros where a group is not finite, scales and alphas [n], NaN there."""
-    block = hadamard_block(x.shape[1])
-    h = hadamard_transform(x * HEADROOM)
+    """h: [n, g]; returns codes [n, g], zeros where a group is not finite, scales and alphas [n], NaN there."""
+    length, block = h.shape[1], hadamard_block(h.shape[1])
     largest = h.abs().amax(dim=1)
     finite = largest.isfinite()
     largest = largest.clamp(min=MIN_SCALE)
@@ -107,7 +121,7 @@ def _quantize(
     if dual:
         t = h * inverse[:, None]
         squares = pairwise_sum(t * t)
-        scale, alpha, clipped = _dual_scales(largest, squares, block, x.shape[1], format, paper_clips)
+        scale, alpha, clipped = _dual_scales(largest, squares, block, length, format, paper_clips)
         inverse = clipped if paper_clips else inverse
     t = h * inverse[:, None]
     codes = format.quantize(t.clamp(-format.max, format.max) if paper_clips else t)
@@ -142,17 +156,29 @@ def _dual_scales(
     return scale, (alpha * gain) * power, inverse
 
 
-def _dequantize(
+def _coefficients(
     codes: torch.Tensor, scales: torch.Tensor, alphas: torch.Tensor, numel: int, group_size: int, format: MiniFloat
-) -> torch.Tensor:
-    """One payload's sections; returns [numel] float32."""
-    groups = split_groups(format.dequantize(unpack_bits(codes, 4, numel)), group_size)
-    counts = [len(group) for group in groups]
-    factors = scales.split(counts)
-    if alphas.numel():
-        pairs = zip(groups, factors, alphas.split(counts), strict=True)
-        factors = [s * _norm(hadamard_block(g.shape[1])) / a for g, s, a in pairs]
-    return torch.cat([(hadamard_transform(g) * f[:, None]).view(-1) for g, f in zip(groups, factors, strict=True)])
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Of stacked payloads, for whole groups and the short one: values of codes [ranks, n, g], factors [ranks, n]."""
+    ranks = [split_groups(format.dequantize(unpack_bits(c, 4, numel)), group_size) for c in codes]
+    result = []
+    first = 0
+    for values in map(torch.stack, zip(*ranks, strict=True)):
+        count = values.shape[1]
+        factors = scales[:, first : first + count]
+        if alphas.shape[1]:
+            factors = factors * _norm(hadamard_block(values.shape[2])) / alphas[:, first : first + count]
+        result.append((values, factors))
+        first += count
+    return result
+
+
+def _weighted_sum(values: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+    """values: [ranks, n, g], factors: [ranks, n]; the sum of products over ranks, in order, [n, g]."""
+    total = values[0] * factors[0][:, None]
+    for value, factor in zip(values[1:], factors[1:], strict=True):
+        total += value * factor[:, None]
+    return total
 
 
 def _norm(block: int) -> float:

@@ -18,7 +18,8 @@ from megatron_compress.ops.tiling import Tiling
 
 # Keeps range and transform of a tile below float32's largest; exact above 2^-116.
 HEADROOM = 2.0**-10
-MIN_STEP = torch.finfo(torch.float32).tiny
+MIN_SPAN = torch.finfo(torch.float32).tiny
+HUGE = 2.0**90
 
 
 def _encode(x: torch.Tensor, parts: list[torch.Tensor], cut: list[int], threshold: float) -> None:
@@ -80,9 +81,9 @@ def _quantize(x: torch.Tensor, levels: torch.Tensor, threshold: float) -> tuple[
     zero = _to_bfloat16(low / HEADROOM)
     reference = torch.where(rotated, low, zero.float() * HEADROOM)
     scale = _to_bfloat16((high - reference).clamp(min=0) / levels / HEADROOM)
-    step = scale.float() * HEADROOM
-    inverse = torch.where(step < MIN_STEP, 0.0, 1.0 / step)
-    codes = ((y - reference[:, None]) * inverse[:, None]).round().clamp(min=0).minimum(levels[:, None])
+    span = (scale.float() * HEADROOM) * levels
+    inverse = torch.where(span < MIN_SPAN, 0.0, 1.0 / span)
+    codes = (((y - reference[:, None]) * inverse[:, None]).clamp(0, 1) * levels[:, None]).round()
     codes = torch.where(finite[:, None], codes, 0.0)
 
     scale = torch.where(finite, torch.where(rotated, -scale, scale), torch.nan)
@@ -121,9 +122,12 @@ def _dequantize(payload: tuple[torch.Tensor, ...], cut: list[int]) -> torch.Tens
 def _decode_tiles(codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, pivots: torch.Tensor) -> torch.Tensor:
     """codes: [n, g] float32, the rest [n]; returns [n, g] float32."""
     rotated = torch.signbit(scales)
-    y = codes * (scales.float().abs() * HEADROOM)[:, None] + (zeros.float() * HEADROOM)[:, None]
+    scales, zeros = scales.float().abs(), zeros.float()
+    # The power of two keeps huge values in range until they are rotated back.
+    shrink = torch.where((scales > HUGE) | (zeros.abs() > HUGE), HEADROOM, 1.0)
+    y = codes * (scales * shrink)[:, None] + (zeros * shrink)[:, None]
     y[rotated] = _swap(hadamard_transform(y[rotated]), pivots[rotated].long())
-    return y * (1 / HEADROOM)
+    return y * (1 / shrink)[:, None]
 
 
 def _is_finite(tiles: torch.Tensor) -> torch.Tensor:
