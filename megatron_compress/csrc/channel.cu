@@ -86,8 +86,7 @@ __global__ void __launch_bounds__(kThreads) quantize_columns(const void* x, DTyp
 #pragma unroll
   for (int r = 0; r < kRowsAThread; ++r) {
     if (first + r >= rows) break;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) v[r][i] = step[i] == step[i] ? v[r][i] * step[i] : 0.0f;
+    quantize_chunk<Code>(v[r], step, dtype == DType::kFloat32 ? kFloatMax : 0.0f);
     const Codes out = Code::encode(v[r]);
     const int64_t chunk = ((first + r) * channels + column) / 8;
     if constexpr (kStaged) {
@@ -114,14 +113,15 @@ __global__ void __launch_bounds__(kThreads) quantize_flat(const void* x, DType d
   const int64_t chunk = int64_t(blockIdx.x) * kThreads + threadIdx.x;
   const int count = int(min(int64_t(8), numel - chunk * 8));
   if (count <= 0) return;
-  float q[8];
+  float v[8], step[8];
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     const int64_t index = chunk * 8 + (i < count ? i : 0);
-    const float step = Code::step(scales[index % channels]);
-    q[i] = step == step ? read_item(x, dtype, index) * step : 0.0f;
+    v[i] = read_item(x, dtype, index);
+    step[i] = Code::step(scales[index % channels]);
   }
-  store_codes<Code::kBits>(codes, numel, chunk, count, first_codes<Code::kBits>(Code::encode(q), count));
+  quantize_chunk<Code>(v, step, kFloatMax);
+  store_codes<Code::kBits>(codes, numel, chunk, count, first_codes<Code::kBits>(Code::encode(v), count));
 }
 
 }  // namespace

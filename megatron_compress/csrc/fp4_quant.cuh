@@ -107,8 +107,9 @@ __device__ __forceinline__ GroupScale quantize_group(float (&v)[N], uint32_t (&w
 #pragma unroll
     for (int i = 0; i < N; ++i) v[i] = saturate(v[i], f.max);
   }
+  const uint32_t keep = s.finite ? ~0u : 0u;  // no branch, so that the words are computed side by side
 #pragma unroll
-  for (int i = 0; i < N / 8; ++i) words[i] = s.finite ? quantize_8(v + 8 * i, f) : 0u;
+  for (int i = 0; i < N / 8; ++i) words[i] = quantize_8(v + 8 * i, f) & keep;
   return s;
 }
 

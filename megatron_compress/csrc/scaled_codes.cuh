@@ -73,7 +73,7 @@ struct FixedPointCode {
     return from_bfloat16_bits(scale) * float(1.0 / ((1 << (B - 1)) - 1));
   }
 
-  // |q| is at most kLargest but for rounding: the scale was rounded up.
+  // |q| is at most kLargest but for rounding, for the scale was rounded up, unless it is bfloat16's largest (`clamp`).
   static __device__ __forceinline__ Codes encode(const float (&q)[8]) {
     constexpr uint32_t kOffset = kRounderBits - uint32_t(kLargest);
     if constexpr (B <= 8) {
@@ -104,6 +104,16 @@ struct FixedPointCode {
     }
   }
 };
+
+// Before `encode`: elements times their steps; zeros where a step is NaN. largest: no smaller than any magnitude.
+template <class Code>
+__device__ __forceinline__ void quantize_chunk(float (&v)[8], const float (&step)[8], float largest) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) v[i] = step[i] == step[i] ? v[i] * step[i] : 0.0f;
+  if (largest <= kBFloat16Max) return;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) v[i] = saturate(v[i], Code::kLargest);
+}
 
 // Call f with the code of fixed_point's `bits`, or with fp8's for 0.
 template <class F>

@@ -9,14 +9,32 @@ constexpr int kUnroll = 4;                 // chunks a thread, so that loads ove
 constexpr int kWarpChunks = 32 * kUnroll;  // consecutive chunks of a warp
 constexpr int kMaxFastGroup = 256;         // what a warp holds at eight elements a thread
 
-// Sources of chunks: the tensor itself, and the sum of decoded payloads rounded to dtype.
+// Sources of chunks: the tensor itself, and the sum of decoded payloads rounded to dtype. `fetch` starts the loads.
+template <int kItem>
 struct FromTensor {
-  const void* x;
+  const uint8_t* x;
   DType dtype;
   bool aligned;
 
-  __device__ __forceinline__ void load(int64_t chunk, int count, float (&v)[8]) const {
-    load_chunk(x, dtype, chunk, count, aligned, v);
+  struct Fetched {
+    uint4 bits[kItem / 2];
+  };
+
+  __device__ __forceinline__ Fetched fetch(int64_t chunk, bool exists) const {
+    Fetched f = {};
+    if (exists && aligned) {
+#pragma unroll
+      for (int i = 0; i < kItem / 2; ++i)
+        f.bits[i] = reinterpret_cast<const uint4*>(x + chunk * (8 * kItem))[i];
+    } else if (exists) {
+      for (int i = 0; i < 4 * kItem; ++i)
+        reinterpret_cast<uint16_t*>(f.bits)[i] = reinterpret_cast<const uint16_t*>(x + chunk * (8 * kItem))[i];
+    }
+    return f;
+  }
+
+  __device__ __forceinline__ void values(const Fetched& f, int64_t, bool, float (&v)[8]) const {
+    read_row<kItem>(reinterpret_cast<const uint8_t*>(f.bits), dtype, v);
   }
 };
 
@@ -27,8 +45,12 @@ struct FromPayloads {
   int64_t numel;
   int log2_lanes;
 
-  __device__ __forceinline__ void load(int64_t chunk, int count, float (&total)[8]) const {
-    if (count == 0) chunk = 0;
+  struct Fetched {};
+
+  __device__ __forceinline__ Fetched fetch(int64_t, bool) const { return {}; }
+
+  __device__ __forceinline__ void values(const Fetched&, int64_t chunk, bool exists, float (&total)[8]) const {
+    if (!exists) chunk = 0;
     for (int rank = 0; rank < payloads.ranks; ++rank) {
       float v[8], factor[8];
       Code::decode(load_codes<Code::kBits>(payloads.codes.data + rank * payloads.codes.stride, numel, chunk, 8), v);
@@ -55,27 +77,24 @@ __global__ void __launch_bounds__(kThreads) encode_groups(Source source, int64_t
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, lanes = 1 << log2_lanes;
   const int64_t first = (int64_t(blockIdx.x) * (kThreads / 32) + warp) * kWarpChunks;
   if (first >= chunks) return;
-  float v[kUnroll][8];
+  typename Source::Fetched fetched[kUnroll];
 #pragma unroll
-  for (int u = 0; u < kUnroll; ++u) {
-    const int64_t chunk = first + u * 32 + lane;
-    source.load(chunk, chunk < chunks ? 8 : 0, v[u]);
-  }
+  for (int u = 0; u < kUnroll; ++u) fetched[u] = source.fetch(first + u * 32 + lane, first + u * 32 + lane < chunks);
   uint8_t* stage = staging + (kStaged ? warp * kWarpChunks * B : 0);
 #pragma unroll
   for (int u = 0; u < kUnroll; ++u) {
     const int64_t chunk = first + u * 32 + lane;
+    float v[8];
+    source.values(fetched[u], chunk, chunk < chunks, v);
     float largest = 0.0f;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) largest = max_nan(largest, fabsf(v[u][i]));
+    for (int i = 0; i < 8; ++i) largest = max_nan(largest, fabsf(v[i]));
     for (int distance = 1; distance < lanes; distance *= 2)
       largest = max_nan(largest, __shfl_xor_sync(kAllLanes, largest, distance));
     const typename Code::Scale scale = Code::scale_of(largest);
-    const float step = Code::step(scale);
-    const bool finite = is_finite(largest);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) v[u][i] = finite ? v[u][i] * step : 0.0f;
-    const Codes out = Code::encode(v[u]);
+    const float common = Code::step(scale), step[8] = {common, common, common, common, common, common, common, common};
+    quantize_chunk<Code>(v, step, largest);
+    const Codes out = Code::encode(v);
     if (chunk < chunks && (lane & (lanes - 1)) == 0) scales[chunk >> log2_lanes] = scale;
     if constexpr (kStaged) {
       store_stream<B>(stage + (u * 32 + lane) * B, out.low, B);
@@ -116,14 +135,15 @@ __global__ void __launch_bounds__(kThreads) quantize_any(const void* x, DType dt
   const int64_t chunk = first_chunk + int64_t(blockIdx.x) * kThreads + threadIdx.x;
   const int count = int(min(int64_t(8), numel - chunk * 8));
   if (count <= 0) return;
-  float q[8];
+  float v[8], step[8];
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     const int64_t index = chunk * 8 + (i < count ? i : 0);
-    const float step = Code::step(scales[index / group_size]);
-    q[i] = step == step ? read_item(x, dtype, index) * step : 0.0f;
+    v[i] = read_item(x, dtype, index);
+    step[i] = Code::step(scales[index / group_size]);
   }
-  store_codes<Code::kBits>(codes, numel, chunk, count, first_codes<Code::kBits>(Code::encode(q), count));
+  quantize_chunk<Code>(v, step, kFloatMax);
+  store_codes<Code::kBits>(codes, numel, chunk, count, first_codes<Code::kBits>(Code::encode(v), count));
 }
 
 int log2_lanes(int group_size) {
@@ -154,8 +174,13 @@ void scaled_encode(const void* x, DType dtype, int64_t numel, uint8_t* codes, vo
   with_code(bits, [&](auto code) {
     using Code = decltype(code);
     auto* out = static_cast<typename Code::Scale*>(scales);
-    if (first_group)
-      encode_whole_groups<Code>(FromTensor{x, dtype, is_aligned_16(x)}, numel, codes, scales, group_size, stream);
+    if (first_group) {
+      const auto* bytes = static_cast<const uint8_t*>(x);
+      if (item_bytes(dtype) == 4)
+        encode_whole_groups<Code>(FromTensor<4>{bytes, dtype, is_aligned_16(x)}, numel, codes, scales, group_size, stream);
+      else
+        encode_whole_groups<Code>(FromTensor<2>{bytes, dtype, is_aligned_16(x)}, numel, codes, scales, group_size, stream);
+    }
     if (first_group == num_groups) return;
     find_scales<Code><<<blocks_of(num_groups - first_group, kThreads / 32), kThreads, 0, stream>>>(
         x, dtype, numel, group_size, first_group, num_groups, out);

@@ -71,7 +71,7 @@ __device__ __forceinline__ Extremes extremes_of(const float (&v)[N]) {
 }
 
 // The same of 16-bit floats as they are, two at a time, times kHeadroom.
-template <class Pair, int N>
+template <class Pair, DType kDType, int N>
 __device__ __forceinline__ Extremes extremes_of_pairs(const uint32_t (&words)[N]) {
   const auto pair = [](uint32_t bits) { return *reinterpret_cast<const Pair*>(&bits); };
   Pair low = pair(words[0]), high = low, largest = pair(0u), second = largest;
@@ -83,10 +83,11 @@ __device__ __forceinline__ Extremes extremes_of_pairs(const uint32_t (&words)[N]
     second = __hmax2(second, __hmin2(largest, magnitude));
     largest = __hmax2_nan(largest, magnitude);
   }
-  const float a = float(largest.x), b = float(largest.y);
-  return {fminf(float(low.x), float(low.y)) * kHeadroom, fmaxf(float(high.x), float(high.y)) * kHeadroom,
-          max_nan(a, b) * kHeadroom,
-          fmaxf(fminf(a, b), fmaxf(float(second.x), float(second.y))) * kHeadroom};
+  const auto floats = [](Pair two) { return unpack_pair(*reinterpret_cast<const uint32_t*>(&two), kDType); };
+  const float2 lows = floats(low), highs = floats(high), firsts = floats(largest), seconds = floats(second);
+  return {fminf(lows.x, lows.y) * kHeadroom, fmaxf(highs.x, highs.y) * kHeadroom,
+          max_nan(firsts.x, firsts.y) * kHeadroom,
+          fmaxf(fminf(firsts.x, firsts.y), fmaxf(seconds.x, seconds.y)) * kHeadroom};
 }
 
 template <int kLanes>
@@ -169,7 +170,8 @@ __device__ __forceinline__ Extremes read_extremes(const uint8_t* row, DType dtyp
       const uint4 four = reinterpret_cast<const uint4*>(row)[i];
       words[4 * i] = four.x, words[4 * i + 1] = four.y, words[4 * i + 2] = four.z, words[4 * i + 3] = four.w;
     }
-    return dtype == DType::kBFloat16 ? extremes_of_pairs<__nv_bfloat162>(words) : extremes_of_pairs<__half2>(words);
+    return dtype == DType::kBFloat16 ? extremes_of_pairs<__nv_bfloat162, DType::kBFloat16>(words)
+                                      : extremes_of_pairs<__half2, DType::kFloat16>(words);
   }
 }
 

@@ -14,10 +14,6 @@ __device__ __forceinline__ void copy_async_16(void* shared, const void* global) 
 
 __device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-// Copies are counted in groups: end one, and wait until at most one group is left.
-__device__ __forceinline__ void end_copy_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-__device__ __forceinline__ void wait_for_all_but_one() { asm volatile("cp.async.wait_group 1;" ::: "memory"); }
-
 template <int kBytes>
 struct WarpRows {
   static constexpr int kStride = kBytes + 16;
@@ -25,14 +21,16 @@ struct WarpRows {
   static constexpr int kChunks = kBytes / 16;  // a power of two
 
   // Whole rows that follow each other in memory, 16 bytes a lane at a time: every address is one of the lane's, plus a
-  // constant. The copies are under way when it returns.
-  static __device__ __forceinline__ void start_dense(uint8_t* shared, const uint8_t* source, int rows, int lane,
+  // constant.
+  static __device__ __forceinline__ void load_dense(uint8_t* shared, const uint8_t* source, int rows, int lane,
                                                      bool aligned) {
-    if (!aligned || rows < 32) return start(shared, [&](int row) { return source + row * kBytes; }, rows, lane, aligned);
+    if (!aligned || rows < 32) return load(shared, [&](int row) { return source + row * kBytes; }, rows, lane, aligned);
     uint8_t* target = shared + lane / kChunks * kStride + lane % kChunks * 16;
     source += lane * 16;
 #pragma unroll
     for (int step = 0; step < kChunks; ++step) copy_async_16(target + step * (32 / kChunks * kStride), source + step * 512);
+    wait_for_copies();
+    __syncwarp();
   }
 
   static __device__ __forceinline__ void store_dense(const uint8_t* shared, uint8_t* target, int rows, int lane,
