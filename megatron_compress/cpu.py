@@ -11,6 +11,7 @@ A model for the CPU also needs these config fields, as they select kernels that 
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import copy
 import importlib.util
@@ -35,6 +36,7 @@ def apply() -> None:
     _stub_triton_kernels()
     _shim_devices()
     _shim_streams()
+    _shim_sends()
     _shim_tensor_methods()
     _shim_rng()
     _shim_norm()
@@ -83,6 +85,24 @@ def _shim_streams() -> None:
     torch.cuda.synchronize = lambda device=None: None
     torch.cuda.current_stream = torch.cuda.default_stream = lambda device=None: _Stream()
     torch.cuda.stream = lambda stream: contextlib.nullcontext()
+
+
+def _shim_sends() -> None:
+    """Gloo forgets a send whose handle is dropped; the overlapped schedule drops the last ones of an evaluation.
+
+    A stage has no more than a few transfers in flight, so the last 64 handles are as good as all.
+    """
+    from megatron.core.pipeline_parallel import p2p_communication
+
+    upstream, handles = p2p_communication._p2p_ops, collections.deque(maxlen=64)
+
+    @wraps(upstream)
+    def keeping(**kwargs):
+        started = upstream(**kwargs)
+        handles.extend(started.values())
+        return started
+
+    p2p_communication._p2p_ops = keeping
 
 
 def _shim_tensor_methods() -> None:

@@ -4,9 +4,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from megatron_compress import cpu
 from megatron_compress.config import CompressionConfig
-from megatron_compress.hooks import refusals
-from megatron_compress.hooks.refusals import UnsupportedSettingError
+
+cpu.apply()
+
+from megatron_compress.hooks import refusals  # noqa: E402  (imports megatron-core, which needs the shims)
+from megatron_compress.hooks.refusals import UnsupportedSettingError  # noqa: E402
 
 COMPRESSION = CompressionConfig(pipeline={"forward": {"compressor": "fp8", "exempt_stages": [0, 1]}})
 FINE = {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": None, "batch_p2p_comm": True}

@@ -33,11 +33,13 @@ def four():
 @pytest.mark.parametrize(("tensor", "pipeline", "data"), [(2, 2, 1), (1, 4, 1), (2, 1, 2), (1, 2, 2)])
 def test_identity_equals_plain_to_the_bit(four, tensor, pipeline, data, batched):
     layout = {"tensor": tensor, "pipeline": pipeline, "data": data}
-    plain, identity = (four.run(runs.run, layout, c, 3, batched, world_size=4) for c in (None, IDENTITY))
+    plain, identity = (
+        four.run(runs.run, layout, c, 3, {"batch_p2p_comm": batched}, world_size=4) for c in (None, IDENTITY)
+    )
     for before, after in zip(plain, identity, strict=True):
         assert after["losses"] == before["losses"]
         assert after["held_out"] == before["held_out"]
-        assert after["replicated"] == before["replicated"]
+        assert after["parameters"] == before["parameters"]
         assert all(row["plain_messages"] == 0 for row in after["rows"])
     axes = {row["axis"] for result in identity for row in result["rows"]}
     assert axes == {name for name, size in (("tensor", tensor), ("pipeline", pipeline)) if size > 1}
