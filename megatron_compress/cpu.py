@@ -40,6 +40,7 @@ def apply() -> None:
     _shim_tensor_methods()
     _shim_rng()
     _shim_norm()
+    _shim_moe()
 
 
 def _ignore_warnings() -> None:
@@ -74,9 +75,15 @@ def _on_cpu(factory):
 
 
 class _Stream:
-    """CPU work is done when the call returns, so there is nothing to wait for."""
+    """CPU work is done when the call returns, so there is nothing to wait for. It stands for its events too."""
 
     def wait_stream(self, stream) -> None:
+        pass
+
+    def record_event(self) -> _Stream:
+        return self
+
+    def synchronize(self) -> None:
         pass
 
 
@@ -85,6 +92,7 @@ def _shim_streams() -> None:
     torch.cuda.synchronize = lambda device=None: None
     torch.cuda.current_stream = torch.cuda.default_stream = lambda device=None: _Stream()
     torch.cuda.stream = lambda stream: contextlib.nullcontext()
+    torch.cuda.Stream = _Stream
 
 
 def _shim_sends() -> None:
@@ -147,3 +155,13 @@ def _shim_norm() -> None:
         return norm
 
     WrappedTorchNorm.__new__ = new
+
+
+def _shim_moe() -> None:
+    """Token counts are turned into NumPy arrays, which the all-to-all takes, on their way from CUDA only."""
+    from megatron.core.transformer.moe import moe_utils, token_dispatcher
+
+    def as_asked(tensor, as_numpy=False, record_stream=False):
+        return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
+
+    moe_utils.maybe_move_tensor_to_cpu = token_dispatcher.maybe_move_tensor_to_cpu = as_asked

@@ -33,8 +33,8 @@ def refuse_communicator(communicator: object | None) -> None:
     """
     if communicator is not None and not isinstance(communicator, P2PCommunicator):
         raise UnsupportedSettingError(
-            f"p2p_communicator is a {type(communicator).__name__}, whose messages the hooks do not reach (a pipeline of "
-            "several modules has one of its own); pass a P2PCommunicator, or uninstall compression"
+            f"p2p_communicator is a {type(communicator).__name__}, whose messages the hooks do not reach (pipelines of "
+            "several modules have one of their own); pass a P2PCommunicator, or uninstall compression"
         )
 
 
@@ -50,9 +50,11 @@ def refuse_bypassed(pipeline: dist.ProcessGroup | None, exchanged: set[str], eva
     """
     if pipeline is None or pipeline.size() == 1:
         return
-    first, last = pipeline.rank() == 0, pipeline.rank() == pipeline.size() - 1
-    expected = set() if first else {"tensor_recv_prev"} if evaluating else {"tensor_recv_prev", "tensor_send_prev"}
-    expected |= set() if last else {"tensor_send_next"} if evaluating else {"tensor_send_next", "tensor_recv_next"}
+    expected = set()
+    if pipeline.rank() > 0:
+        expected |= {"tensor_recv_prev"} if evaluating else {"tensor_recv_prev", "tensor_send_prev"}
+    if pipeline.rank() < pipeline.size() - 1:
+        expected |= {"tensor_send_next"} if evaluating else {"tensor_send_next", "tensor_recv_next"}
     if missing := sorted(expected - exchanged):
         raise UnsupportedSettingError(
             f"pipeline messages passed the hooks by: no {', '.join(missing)}; the p2p_communicator moves tensors by "

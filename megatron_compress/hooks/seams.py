@@ -15,7 +15,7 @@ from packaging.version import Version
 
 from megatron_compress.hooks import context, groups, pipeline, schedule, tensor_parallel
 
-TESTED_VERSIONS = ("0.16.1",)
+TESTED_VERSIONS = ("0.16.1", "0.19.2")
 SUPPORTED = Version("0.14"), Version("0.20")
 
 

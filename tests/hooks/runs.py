@@ -39,6 +39,7 @@ def experiment(
     recompute: bool = False,
     held_out: int = 1,
     precision: str = "fp32",
+    query_groups: int = 4,
     **parallel,
 ) -> Experiment:
     """A GPT of `layers` layers on four microbatches a step; `held_out` microbatches of one data rank's evaluation."""
@@ -47,7 +48,7 @@ def experiment(
         hidden_size=HIDDEN,
         ffn_hidden_size=128,
         num_attention_heads=4,
-        num_query_groups=4,
+        num_query_groups=query_groups,
         normalization="LayerNorm",
         activation="swiglu",
         position_embedding="rope",
@@ -160,6 +161,7 @@ def _sizes(layout: dict, settings: dict) -> dict[str, int | None]:
         "pipeline_model_parallel_size": layout["pipeline"],
         "virtual_pipeline_model_parallel_size": layout.get("virtual_pipeline"),
         "expert_model_parallel_size": settings.get("expert_model_parallel_size", 1),
+        "expert_tensor_parallel_size": settings.get("expert_tensor_parallel_size"),
     }
 
 
@@ -175,8 +177,8 @@ def _model_parallel(**sizes: int | None) -> Iterator[None]:
         megatron_compress.uninstall()
         parallel_state.destroy_model_parallel()
         # In the order of their making: to destroy an NCCL group is a collective.
-        for group in [group for group in world.pg_map if group not in before]:
-            dist.destroy_process_group(group)
+        for made in [made for made in world.pg_map if made not in before]:
+            dist.destroy_process_group(made)
 
 
 def _digest(trainer: Trainer, shared_only: bool) -> str:

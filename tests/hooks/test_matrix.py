@@ -7,9 +7,9 @@ By default in cases that cover every pair of values; `--full` runs all of them.
 import pytest
 
 from tests.distributed.pool import WorkerPool
-from tests.hooks import reference, runs
+from tests.hooks import checks, reference, runs
+from tests.hooks.checks import IDENTITY, MIXED
 from tests.hooks.matrix import STEPS, all_cases, covering_cases, predicted
-from tests.hooks.test_training import IDENTITY, MIXED
 
 COVERING = covering_cases(limit=4)
 
@@ -42,27 +42,10 @@ def test_path(pools, case):
     identity = run(IDENTITY, freeing, ("calls",))
     mixed = run(MIXED, freeing, ("calls", "seams"))
 
-    _check_identity(plain, identity)
-    _check_untouched(plain, identity, mixed)
+    checks.equal_runs(plain, identity)
+    checks.nothing_else_touched(plain, identity, mixed)
     _check_bytes(case, mixed)
     _check_values(case, mixed)
-
-
-def _check_identity(plain, identity):
-    for before, after in zip(plain, identity, strict=True):
-        assert after["losses"] == before["losses"]
-        assert after["held_out"] == before["held_out"]
-        assert after["parameters"] == before["parameters"]
-        assert all(row["plain_messages"] == 0 for row in after["rows"])
-
-
-def _check_untouched(plain, identity, mixed):
-    """Calls from elsewhere in Megatron than the hooked functions: the same, in the same order, with the same values."""
-    for before, same, other in zip(plain, identity, mixed, strict=True):
-        never = [call for call in before["calls"] if not call.compressible]
-        assert [call for call in same["calls"] if not call.compressible] == never
-        assert [call.kind for call in other["calls"] if not call.compressible] == [call.kind for call in never]
-        assert all(call.dtype == "torch.uint8" for call in same["calls"] if call.compressible)
 
 
 def _check_bytes(case, mixed):
@@ -71,21 +54,7 @@ def _check_bytes(case, mixed):
             (row["axis"], row["direction"], row["site"]): (row["messages"], row["wire_bytes"]) for row in result["rows"]
         }
         assert rows == predicted(case, result["stage"], MIXED)
-        counted = {axis: sum(row["wire_bytes"] for row in result["rows"] if row["axis"] == axis) for axis in _AXES}
-        assert counted == {axis: _bytes_on_the_wire(result["calls"], axis) for axis in _AXES}
-
-
-_AXES = ("pipeline", "tensor")
-
-
-def _bytes_on_the_wire(calls, axis) -> int:
-    """What this rank handed to torch.distributed for its one peer on the tensor axis, or for its neighbours."""
-    total = 0
-    for call in calls:
-        if call.compressible and (call.function in ("isend", "irecv")) == (axis == "pipeline"):
-            whole = call.function in ("isend", "all_gather_into_tensor", "all_reduce")
-            total += 0 if call.function == "irecv" else call.nbytes if whole else call.nbytes // 2
-    return total
+        checks.counted_bytes_travelled(result)
 
 
 def _check_values(case, mixed):

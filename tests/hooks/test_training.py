@@ -8,18 +8,7 @@ from megatron_compress.collectives.message import Message
 from megatron_compress.wire import TensorSpec
 from tests.distributed.pool import WorkerPool
 from tests.hooks import runs
-
-IDENTITY = {
-    "pipeline": {"forward": {"compressor": "identity"}, "backward": {"compressor": "identity"}},
-    "tensor": {
-        "forward": {"compressor": "identity", "exempt_sites": []},
-        "backward": {"compressor": "identity", "exempt_sites": []},
-    },
-}
-MIXED = {
-    "pipeline": {"forward": {"compressor": "tah_quant"}, "backward": {"compressor": "fixed_point", "bits": 6}},
-    "tensor": {"forward": {"compressor": "fp4_quant"}, "backward": {"compressor": "fp8"}},
-}
+from tests.hooks.checks import IDENTITY, MIXED
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,9 @@ from types import FunctionType
 import numpy as np
 import torch
 import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.pipeline_parallel import p2p_communication, schedules
+from megatron.core.tensor_parallel import layers, mappings
 
 from megatron_compress.hooks import context
 
@@ -39,13 +42,14 @@ class Call:
 
     Args:
         caller: file:function of megatron.core that it comes from, "" if none.
-        ranks: of the group.
+        ranks: of the group, and whether that is Megatron's tensor-parallel one.
         before, after: digests of the tensor handed over, and of what is there when a blocking call returns.
     """
 
     function: str
     caller: str
     ranks: tuple[int, ...]
+    tensor_parallel: bool
     dtype: str
     shape: tuple[int, ...]
     nbytes: int
@@ -53,15 +57,11 @@ class Call:
     after: str
 
     @property
-    def kind(self) -> tuple:
-        """All but the values."""
-        return self.function, self.caller, self.ranks, self.dtype, self.shape
-
-    @property
     def compressible(self) -> bool:
-        """Whether it comes from one of the functions that the hooks reach."""
+        """Whether it comes from one of the functions that the hooks reach, over a group that they serve."""
         file, _, function = self.caller.partition(":")
-        return file in ("mappings.py", "layers.py") or function in ("_p2p_ops", "_batched_p2p_ops")
+        layers = file in ("mappings.py", "layers.py") and self.tensor_parallel
+        return layers or function in ("_p2p_ops", "_batched_p2p_ops")
 
 
 @contextmanager
@@ -91,14 +91,20 @@ def _recorder(original, calls: list[Call]):
     @wraps(original)
     def record(*args, **kwargs):
         given = signature.bind(*args, **kwargs).arguments
-        tensor = _handed_over(given)
-        before = _digest(tensor)
+        tensor, group = _handed_over(given), given.get("group") or dist.group.WORLD
+        kind = (
+            original.__name__,
+            _caller(),
+            tuple(dist.get_process_group_ranks(group)),
+            group is parallel_state.get_tensor_model_parallel_group(check_initialized=False),
+            str(tensor.dtype),
+            tuple(tensor.shape),
+            tensor.nbytes,
+        )
+        before = "" if original.__name__ == "irecv" else _digest(tensor)
         result = original(*args, **kwargs)
         after = "" if given.get("async_op") or original.__name__ in ("isend", "irecv") else _digest(_outcome(given))
-        ranks = tuple(dist.get_process_group_ranks(given.get("group") or dist.group.WORLD))
-        before = "" if original.__name__ == "irecv" else before
-        shape, dtype = tuple(tensor.shape), str(tensor.dtype)
-        calls.append(Call(original.__name__, _caller(), ranks, dtype, shape, tensor.nbytes, before, after))
+        calls.append(Call(*kind, before, after))
         return result
 
     return record
@@ -165,9 +171,6 @@ class Seen:
 @contextmanager
 def trace_seams() -> Iterator[Seen]:
     """Record around the replaced names. Enter after `install`, leave before `uninstall`."""
-    from megatron.core.pipeline_parallel import p2p_communication, schedules
-    from megatron.core.tensor_parallel import layers, mappings
-
     seen = Seen()
     places = [
         (mappings, "_reduce", _reducing),
