@@ -186,7 +186,7 @@ def _digest(trainer: Trainer, shared_only: bool) -> str:
     for chunk in trainer.chunks:
         for name, parameter in chunk.named_parameters():
             if not (shared_only and getattr(parameter, "tensor_model_parallel", False)):
-                digest.update(name.encode() + parameter.detach().cpu().numpy().tobytes())
+                digest.update(name.encode() + parameter.detach().cpu().float().numpy().tobytes())
     return digest.hexdigest()
 
 
