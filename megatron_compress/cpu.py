@@ -158,10 +158,15 @@ def _shim_norm() -> None:
 
 
 def _shim_moe() -> None:
-    """Token counts are turned into NumPy arrays, which the all-to-all takes, on their way from CUDA only."""
+    """Token counts are turned into NumPy arrays, which the all-to-all takes, on their way from CUDA only.
+
+    And 0.16 asks whether a function of Transformer-Engine is None that it has not even named where that is missing.
+    """
     from megatron.core.transformer.moe import moe_utils, token_dispatcher
 
     def as_asked(tensor, as_numpy=False, record_stream=False):
         return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
 
+    if not hasattr(moe_utils, "te_general_gemm"):
+        moe_utils.te_general_gemm = None
     moe_utils.maybe_move_tensor_to_cpu = token_dispatcher.maybe_move_tensor_to_cpu = as_asked

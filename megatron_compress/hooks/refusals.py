@@ -77,6 +77,11 @@ def _problems(config: Any) -> Iterator[str]:
             "two pipeline stages, interleaved, with batch_p2p_comm: megatron-core itself swaps activations and "
             "gradients; set batch_p2p_comm=False (and overlap_p2p_comm=True), or use more stages"
         )
+    if interleaved and getattr(config, "variable_seq_lengths", False) and not config.overlap_p2p_comm:
+        yield (
+            "variable_seq_lengths, interleaved, without overlap_p2p_comm: megatron-core's own exchange of shapes fails or "
+            "waits for ever; set overlap_p2p_comm=True and batch_p2p_comm=False"
+        )
 
 
 def _misfits(config: Any, compression: CompressionConfig) -> Iterator[str]:

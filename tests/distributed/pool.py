@@ -16,7 +16,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-TIMEOUT_SECONDS = 25
+TIMEOUT_SECONDS = 120
 GRACE_SECONDS = 5  # for the other ranks, after one has failed
 
 

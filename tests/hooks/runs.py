@@ -133,6 +133,15 @@ def run(
         }
 
 
+def refused(group: dist.ProcessGroup, layout: dict, compress: dict, settings: dict) -> str:
+    """The error that a run ends with."""
+    try:
+        run(group, layout, compress, steps=1, settings=settings)
+    except RuntimeError as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
 def _freeze_linears(trainer: Trainer) -> None:
     """As with LoRA: gradients flow through the layers, and their own weights get none."""
     for chunk in trainer.chunks:
@@ -188,6 +197,19 @@ def _digest(trainer: Trainer, shared_only: bool) -> str:
             if not (shared_only and getattr(parameter, "tensor_model_parallel", False)):
                 digest.update(name.encode() + parameter.detach().cpu().float().numpy().tobytes())
     return digest.hexdigest()
+
+
+def train_with_hooks_but_on_one(group: dist.ProcessGroup, log: str, without: int, peer_timeout: float) -> None:
+    """As a training script of which one rank lacks the call of `install`; ends the process, as an uncaught error does."""
+    try:
+        parallel_state.initialize_model_parallel(1, group.size(), create_gloo_process_groups=False)
+        if group.rank() != without:
+            rule = CompressionConfig(pipeline={"forward": {"compressor": "fp8"}})
+            megatron_compress.install(rule, peer_timeout=peer_timeout)
+        Trainer(experiment(tensor=1, pipeline=group.size(), layers=group.size()), corpus()).step(1)
+    except Exception as error:
+        Path(f"{log}.{group.rank()}").write_text(f"{type(error).__name__}: {error}")
+    os._exit(1)
 
 
 def train_until_killed(group: dist.ProcessGroup, log: str) -> None:

@@ -49,7 +49,7 @@ def test_a_communicator_that_passes_the_hooks_by_is_refused(four, communicator, 
 
 
 def test_context_parallel_traffic_is_neither_changed_nor_counted(four):
-    lossy = {"tensor": {d: {"compressor": "fixed_point", "bits": 2} for d in ("forward", "backward")}}
+    lossy = {"tensor": {d: {"compressor": "fp4_quant"} for d in ("forward", "backward")}}
     for rank, (values, rows) in enumerate(four.run(own_groups.context_group, lossy, world_size=4)):
         first = rank % 2
         assert values == pytest.approx([0.1 + first] * 2 + [2.1 + first] * 2 + [0.2] * 2)

@@ -5,6 +5,7 @@ import pytest
 from tests.distributed.pool import WorkerPool
 from tests.hooks import checks, reference, runs
 from tests.hooks.checks import IDENTITY, MIXED
+from tests.hooks.matrix import LENGTHS
 
 STEPS = 2
 CALLS = ("calls",)
@@ -17,10 +18,10 @@ def four():
     pool.close()
 
 
-def _three_runs(pool, layout, settings=None, **arguments):
+def _three_runs(pool, layout, settings=None, lengths=(), frozen=False):
     """Plain, with identity, and lossy; after the checks that hold for all paths at two tensor-parallel ranks."""
     plain, identity, mixed = (
-        pool.run(runs.run, layout, compress, STEPS, settings, (), trace, *arguments.values(), world_size=4)
+        pool.run(runs.run, layout, compress, STEPS, settings, lengths, trace, frozen, world_size=4)
         for compress, trace in ((None, CALLS), (IDENTITY, CALLS), (MIXED, ("calls", "seams")))
     )
     checks.equal_runs(plain, identity)
@@ -123,3 +124,22 @@ def test_plain_messages_survive_the_early_release_of_outputs(four):
     assert [result["held_out"] for result in hooked] == [result["held_out"] for result in plain]
     for result in hooked:
         assert all(row["plain_reasons"] == {"before first step": row["messages"]} for row in result["rows"])
+
+
+def test_variable_lengths_with_overlapped_messages(four):
+    layout = {"tensor": 2, "pipeline": 2, "virtual_pipeline": 2, "held_out": 2}
+    settings = {"variable_seq_lengths": True, "moe_token_dispatcher_type": "alltoall"}
+    plain, _, _ = _three_runs(four, layout, settings, LENGTHS)
+    assert any(call.caller.endswith("_communicate_shapes") for call in plain[0]["calls"])
+
+
+INTERLEAVED = {"tensor": 1, "pipeline": 2, "data": 2, "virtual_pipeline": 2, "held_out": 2}
+SWAPPED = {"overlap_p2p_comm": False, "batch_p2p_comm": True}
+
+
+def test_two_interleaved_stages_with_batched_messages_are_refused(four):
+    """As megatron-core itself trains to something else then."""
+    right, wrong = (four.run(runs.run, INTERLEAVED, None, STEPS, s, world_size=4) for s in ({}, SWAPPED))
+    assert right[0]["losses"] != wrong[0]["losses"]
+    for error in four.run(runs.refused, INTERLEAVED, IDENTITY, SWAPPED, world_size=4):
+        assert error.startswith("UnsupportedSettingError") and "set batch_p2p_comm=False" in error
