@@ -70,6 +70,9 @@ class Watch:
         if not self._wait_for("verdict", self._timeout + 5):
             raise PeerError(_silent([0], self._timeout))
         if verdict := self._store.get("verdict").decode():
+            self._store.set(f"heard/{self._rank}", "yes")
+            if self._rank == 0:
+                self._wait_for_all("heard", 2 * _BEAT_SECONDS)  # the store may end with this process
             raise PeerError(verdict)
         self._first = self._names([0])
         threading.Thread(target=self._beat, name="megatron_compress peers", daemon=True).start()
@@ -109,13 +112,7 @@ class Watch:
 
     def _compare(self) -> str:
         """What is wrong, on rank 0; empty if nothing."""
-        deadline = time.monotonic() + self._timeout
-        missing = [
-            rank
-            for rank in range(self._size)
-            if not self._wait_for(f"facts/{rank}", max(0.0, deadline - time.monotonic()))
-        ]
-        if missing:
+        if missing := self._wait_for_all("facts", self._timeout):
             return _silent(missing, self._timeout)
         problems = []
         for rank in range(1, self._size):
@@ -127,6 +124,15 @@ class Watch:
                         "start all ranks with the same file and versions"
                     )
         return "\n".join(problems)
+
+    def _wait_for_all(self, key: str, seconds: float) -> list[int]:
+        """Wait until every rank has set its `key`; those that have not after `seconds`."""
+        deadline = time.monotonic() + seconds
+        return [
+            rank
+            for rank in range(self._size)
+            if not self._wait_for(f"{key}/{rank}", max(0.0, deadline - time.monotonic()))
+        ]
 
     def _wait_for(self, key: str, seconds: float) -> bool:
         deadline = time.monotonic() + seconds

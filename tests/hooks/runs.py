@@ -200,7 +200,7 @@ def _digest(trainer: Trainer, shared_only: bool) -> str:
 
 
 def train_with_hooks_but_on_one(group: dist.ProcessGroup, log: str, without: int, peer_timeout: float) -> None:
-    """As a training script of which one rank lacks the call of `install`; ends the process, as an uncaught error does."""
+    """As a training script of which one rank lacks the call of `install`; an error ends the process."""
     try:
         parallel_state.initialize_model_parallel(1, group.size(), create_gloo_process_groups=False)
         if group.rank() != without:
