@@ -68,6 +68,9 @@ class Watch:
         if self._rank == 0:
             self._store.set("verdict", self._compare())
         if not self._wait_for("verdict", self._timeout + 5):
+            time.sleep(
+                _BEAT_SECONDS
+            )  # the others find out too, before rank 0 misses this one and takes the store along
             raise PeerError(_silent([0], self._timeout))
         if verdict := self._store.get("verdict").decode():
             self._store.set(f"heard/{self._rank}", "yes")
@@ -136,11 +139,20 @@ class Watch:
 
     def _wait_for(self, key: str, seconds: float) -> bool:
         deadline = time.monotonic() + seconds
-        while not self._store.check([key]):
+        while not self._check(key):
             if time.monotonic() > deadline:
                 return False
             time.sleep(_POLL_SECONDS)
         return True
+
+    def _check(self, key: str) -> bool:
+        try:
+            return self._store.check([key])
+        except dist.DistNetworkError as error:
+            raise PeerError(
+                "the rendezvous store, kept by the launcher or by rank 0, ended while the ranks were compared; "
+                "another rank says why"
+            ) from error
 
     def _beat(self) -> None:
         """Count up in the store, and look whether the next rank does; end the process if a rank is lost."""

@@ -79,8 +79,8 @@ def _problems(config: Any) -> Iterator[str]:
         )
     if interleaved and getattr(config, "variable_seq_lengths", False) and not config.overlap_p2p_comm:
         yield (
-            "variable_seq_lengths, interleaved, without overlap_p2p_comm: megatron-core's own exchange of shapes fails, "
-            "or waits for ever; set overlap_p2p_comm=True and batch_p2p_comm=False"
+            "variable_seq_lengths, interleaved, without overlap_p2p_comm: megatron-core's own exchange of shapes "
+            "fails or waits for ever; set overlap_p2p_comm=True and batch_p2p_comm=False"
         )
 
 
