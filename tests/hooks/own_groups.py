@@ -1,11 +1,10 @@
 """A model on process groups of its own making, and pipeline communicators of its user's making, inside pool workers.
 
-Megatron's `parallel_state` describes another layout: no tensor and no pipeline parallelism.
+Megatron's `parallel_state` has other groups, and unless asked for the same layout another one, with nothing parallel.
 """
 
 from __future__ import annotations
 
-import hashlib
 from contextlib import nullcontext
 
 import torch
@@ -62,10 +61,16 @@ class Foreign:
         self.pp_group, self.config = pp_group, config
 
 
-def run(group: dist.ProcessGroup, compress: dict | None, communicator: str = "P2PCommunicator") -> dict:
-    """One step at TP=2 x PP=2 on four ranks: loss, digest of the gradients, traffic, what the seams saw."""
-    layout = {"tensor_model_parallel_size": 1, "pipeline_model_parallel_size": 1}
-    with runs._model_parallel(**layout):
+def run(
+    group: dist.ProcessGroup, compress: dict | None, communicator: str = "P2PCommunicator", usual_size: int = 1
+) -> dict:
+    """One step at TP=2 x PP=2 on four ranks: losses, weights and their gradients, traffic, what the seams saw.
+
+    Args:
+        usual_size: of the tensor- and pipeline-parallel groups that `parallel_state` has. megatron-core 0.16 takes the
+            cross-entropy over those, whatever groups the model has.
+    """
+    with runs._model_parallel(tensor_model_parallel_size=usual_size, pipeline_model_parallel_size=usual_size):
         collection = _collection()
         if compress is not None:
             megatron_compress.install(CompressionConfig(**compress))
@@ -74,7 +79,7 @@ def run(group: dist.ProcessGroup, compress: dict | None, communicator: str = "P2
         with tracing.trace_seams() if compress else nullcontext() as seen:
             losses = schedules.forward_backward_pipelining_without_interleaving(
                 forward_step_func=_forward_step,
-                data_iterator=iter(_microbatches()),
+                data_iterator=iter(microbatches()),
                 model=model,
                 num_microbatches=runs.MICROBATCHES,
                 seq_length=runs.SEQUENCE,
@@ -82,10 +87,10 @@ def run(group: dist.ProcessGroup, compress: dict | None, communicator: str = "P2
                 p2p_communicator=globals()[communicator](pp_group=collection.pp, config=config),
                 pg_collection=collection,
             )
-        gradients = [parameter.grad.numpy().tobytes() for parameter in model.parameters()]
         return {
-            "losses": [loss.item().hex() for loss in losses],
-            "gradients": hashlib.sha256(b"".join(gradients)).hexdigest(),
+            "losses": [loss.item() for loss in losses],
+            "weights": {name: parameter.detach().numpy() for name, parameter in model.named_parameters()},
+            "gradients": {name: parameter.grad.numpy() for name, parameter in model.named_parameters()},
             "stage": collection.pp.rank(),
             "pipeline": dist.get_process_group_ranks(collection.pp),
             "rows": None if compress is None else megatron_compress.report().rows(),
@@ -143,6 +148,6 @@ def _build(config, collection: ProcessGroupCollection) -> GPTModel:
     )
 
 
-def _microbatches() -> list[torch.Tensor]:
+def microbatches() -> list[torch.Tensor]:
     sizes = (runs.MICRO_BATCH, runs.SEQUENCE)
     return [training_microbatch(runs.corpus(), 1, 1, index, *sizes) for index in range(runs.MICROBATCHES)]

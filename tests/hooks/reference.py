@@ -46,11 +46,11 @@ def _check_exchange(exchanges: tuple[Exchange, ...], config: CompressionConfig) 
 def _delivered(operation: str, given: list[torch.Tensor], compressor: Compressor | None) -> list[torch.Tensor]:
     """The result of every rank (algorithm one_shot)."""
     if operation == "all_reduce":
-        return [_sum([_transmitted(part, compressor) for part in given])] * len(given)
+        return [_sum([transmitted(part, compressor) for part in given])] * len(given)
     if operation == "all_gather":
-        return [torch.cat([_transmitted(part, compressor) for part in given])] * len(given)
+        return [torch.cat([transmitted(part, compressor) for part in given])] * len(given)
     shares = zip(*(part.chunk(len(given)) for part in given), strict=True)
-    return [_sum([_transmitted(part, compressor) for part in share]) for share in shares]
+    return [_sum([transmitted(part, compressor) for part in share]) for share in shares]
 
 
 def _sum(parts: list[torch.Tensor]) -> torch.Tensor:
@@ -61,7 +61,7 @@ def _sum(parts: list[torch.Tensor]) -> torch.Tensor:
     return total
 
 
-def _transmitted(tensor: torch.Tensor, compressor: Compressor | None, sample_dim: int | None = None) -> torch.Tensor:
+def transmitted(tensor: torch.Tensor, compressor: Compressor | None, sample_dim: int | None = None) -> torch.Tensor:
     """`tensor` after quantizing and dequantizing; reductions and gathers take it as one row."""
     if compressor is None:
         return tensor
@@ -97,7 +97,7 @@ def check_pipeline_axis(results: list[dict], compress: dict) -> int:
             compressor = config.rule("pipeline", direction).compressor
             sent, consumed = result["seen"].sent[direction], receiver["seen"].consumed[direction]
             for mine, theirs in zip(sent, consumed, strict=True):
-                expected = _transmitted(torch.from_numpy(mine), compressor, sample_dim=1)
+                expected = transmitted(torch.from_numpy(mine), compressor, sample_dim=1)
                 np.testing.assert_array_equal(theirs, expected.numpy(), err_msg=f"{direction} from stage {stage}")
                 messages += 1
     return messages

@@ -6,21 +6,11 @@ By default in cases that cover every pair of values; `--full` runs all of them.
 
 import pytest
 
-from tests.distributed.pool import WorkerPool
 from tests.hooks import checks, reference, runs
 from tests.hooks.checks import IDENTITY, MIXED
 from tests.hooks.matrix import STEPS, all_cases, covering_cases, predicted
 
 COVERING = covering_cases(limit=4)
-
-
-@pytest.fixture(scope="module")
-def pools():
-    """Processes by their number, started when they are first needed."""
-    pools: dict[int, WorkerPool] = {}
-    yield lambda size: pools.get(size) or pools.setdefault(size, WorkerPool(size))
-    for pool in pools.values():
-        pool.close()
 
 
 def _cases():

@@ -1,26 +1,46 @@
 """Groups and communicators that Megatron's users make themselves are served, or refused; other axes are left alone."""
 
+import numpy as np
 import pytest
+import torch
 
-from tests.distributed.pool import WorkerPool
+from megatron_compress.config import CompressionConfig
 from tests.hooks import own_groups, reference
 from tests.hooks.checks import IDENTITY, MIXED
-
-
-@pytest.fixture(scope="module")
-def four():
-    pool = WorkerPool(4)
-    yield pool
-    pool.close()
+from tests.hooks.gpt_reference import Reference
 
 
 def test_a_model_on_groups_of_its_own_is_served(four):
     plain, identity, mixed = (four.run(own_groups.run, c, world_size=4) for c in (None, IDENTITY, MIXED))
     for before, after in zip(plain, identity, strict=True):
-        assert (after["losses"], after["gradients"]) == (before["losses"], before["gradients"])
+        assert after["losses"] == before["losses"]
+        for name, gradient in before["gradients"].items():
+            np.testing.assert_array_equal(after["gradients"][name], gradient, err_msg=name)
         assert after["rows"] and all(row["plain_messages"] == 0 for row in after["rows"])
     assert reference.check_tensor_axis(mixed, MIXED) > 0
     assert reference.check_pipeline_axis(mixed, MIXED) > 0
+
+
+@pytest.mark.parametrize("compress", [None, MIXED], ids=["plain", "compressed"])
+def test_training_equals_a_model_in_one_process(four, compress):
+    """Losses and all gradients are those of a model that shares nothing with Megatron, and quantizes where it sends."""
+    results = four.run(own_groups.run, compress, "P2PCommunicator", 2, world_size=4)
+    stages = [tuple(_as_parameters(results[rank]["weights"]) for rank in ranks) for ranks in ((0, 1), (2, 3))]
+    model = Reference(stages, compress and CompressionConfig(**compress))
+    losses = [model.loss(tokens) for tokens in own_groups.microbatches()]
+    plain = [Reference(stages, None).loss(tokens).item() for tokens in own_groups.microbatches()]
+    assert (results[-1]["losses"] == pytest.approx(plain, rel=1e-6)) == (compress is None)
+    (sum(losses) / len(losses)).backward()
+    assert results[-1]["losses"] == pytest.approx([loss.item() for loss in losses], rel=1e-6)
+    for rank, result in enumerate(results):
+        for name, gradient in result["gradients"].items():
+            expected = stages[rank // 2][0 if "norm" in name else rank % 2][name].grad.numpy()
+            error, limit = np.linalg.norm(gradient - expected), 1e-5 * np.linalg.norm(expected)
+            assert error <= limit, f"{name} of rank {rank}: {error:.1e} > {limit:.1e}"
+
+
+def _as_parameters(weights):
+    return {name: torch.from_numpy(value).requires_grad_() for name, value in weights.items()}
 
 
 def test_stages_are_those_of_its_pipeline(four):

@@ -2,20 +2,12 @@
 
 import pytest
 
-from tests.distributed.pool import WorkerPool
 from tests.hooks import checks, reference, runs
 from tests.hooks.checks import IDENTITY, MIXED
 from tests.hooks.matrix import LENGTHS
 
 STEPS = 2
 CALLS = ("calls",)
-
-
-@pytest.fixture(scope="module")
-def four():
-    pool = WorkerPool(4)
-    yield pool
-    pool.close()
 
 
 def _three_runs(pool, layout, settings=None, lengths=(), frozen=False):

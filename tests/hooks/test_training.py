@@ -6,16 +6,8 @@ import torch
 from megatron_compress import registry
 from megatron_compress.collectives.message import Message
 from megatron_compress.wire import TensorSpec
-from tests.distributed.pool import WorkerPool
 from tests.hooks import runs
 from tests.hooks.checks import IDENTITY, MIXED
-
-
-@pytest.fixture(scope="module")
-def four():
-    pool = WorkerPool(4)
-    yield pool
-    pool.close()
 
 
 @pytest.mark.parametrize("batched", [True, False])
