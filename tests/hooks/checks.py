@@ -26,6 +26,15 @@ def equal_runs(plain: list[dict], identity: list[dict]) -> None:
         assert all(row["plain_messages"] == 0 for row in after["rows"])
 
 
+def replicas_are_identical(results: list[dict]) -> None:
+    """Ranks of a stage hold the same bits in all parameters that they share, and all ranks know the same losses."""
+    by_stage: dict[int, set[str]] = {}
+    for result in results:
+        by_stage.setdefault(result["stage"], set()).add(result["replicated"])
+        assert result["losses"] == results[0]["losses"]
+    assert all(len(digests) == 1 for digests in by_stage.values())
+
+
 def nothing_else_touched(plain: list[dict], identity: list[dict], mixed: list[dict], routed: bool = False) -> None:
     """Calls from elsewhere in Megatron than the hooked functions: the same, in the same order, with the same values.
 

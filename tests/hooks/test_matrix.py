@@ -34,6 +34,7 @@ def test_path(pools, case):
 
     checks.equal_runs(plain, identity)
     checks.nothing_else_touched(plain, identity, mixed)
+    checks.replicas_are_identical(mixed)
     _check_bytes(case, mixed)
     _check_values(case, mixed)
 
@@ -44,6 +45,9 @@ def _check_bytes(case, mixed):
             (row["axis"], row["direction"], row["site"]): (row["messages"], row["wire_bytes"]) for row in result["rows"]
         }
         assert rows == predicted(case, result["stage"], MIXED)
+        for row in result["rows"]:
+            exempt = row["site"] in ("embedding", "head")
+            assert row["plain_reasons"] == ({"exempt site": row["messages"]} if exempt else {})
         checks.counted_bytes_travelled(result)
 
 

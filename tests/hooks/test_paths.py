@@ -10,6 +10,10 @@ STEPS = 2
 CALLS = ("calls",)
 
 
+def _full(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 def _three_runs(pool, layout, settings=None, lengths=(), frozen=False):
     """Plain, with identity, and lossy; after the checks that hold for all paths at two tensor-parallel ranks."""
     plain, identity, mixed = (
@@ -32,8 +36,10 @@ def _count(results, direction, site):
     return sum(row["messages"] for row in rows if (row["direction"], row["site"]) == (direction, site))
 
 
-@pytest.mark.parametrize("sequence_parallel", [False, True])
-@pytest.mark.parametrize("module", ["core_attn", "mlp"])
+@pytest.mark.parametrize(
+    ("module", "sequence_parallel"),
+    [("core_attn", False), ("mlp", True), _full("core_attn", True), _full("mlp", False)],
+)
 def test_selective_recompute(four, module, sequence_parallel):
     settings = {"recompute_granularity": "selective", "recompute_modules": [module]}
     layout = {"tensor": 2, "pipeline": 2, "sequence_parallel": sequence_parallel}
@@ -56,8 +62,9 @@ def test_frozen_weights(four, sequence_parallel):
     assert _count(mixed, "backward", "mlp") == STEPS * runs.MICROBATCHES * 2 * scatter_and_gather
 
 
-@pytest.mark.parametrize("sequence_parallel", [False, True])
-@pytest.mark.parametrize("virtual_pipeline", [None, 2])
+@pytest.mark.parametrize(
+    ("virtual_pipeline", "sequence_parallel"), [(None, True), (2, False), _full(None, False), _full(2, True)]
+)
 def test_tied_embeddings(four, virtual_pipeline, sequence_parallel):
     layout = {"tensor": 2, "pipeline": 2, "tied": True, "virtual_pipeline": virtual_pipeline, "held_out": 2}
     plain, _, _ = _three_runs(four, layout | {"sequence_parallel": sequence_parallel})
@@ -87,8 +94,17 @@ def test_bfloat16(four):
     checks.nothing_else_touched(plain, identity, identity)
 
 
-@pytest.mark.parametrize(("dispatcher", "expert_parallel"), [("allgather", 1), ("alltoall", 1), ("alltoall", 2)])
-@pytest.mark.parametrize(("tensor", "pipeline"), [(2, 2), (1, 2)])
+@pytest.mark.parametrize(
+    ("tensor", "pipeline", "dispatcher", "expert_parallel"),
+    [
+        (2, 2, "allgather", 1),
+        (2, 2, "alltoall", 2),
+        (1, 2, "alltoall", 2),
+        _full(2, 2, "alltoall", 1),
+        _full(1, 2, "alltoall", 1),
+        _full(1, 2, "allgather", 1),
+    ],
+)
 def test_experts_keep_their_traffic(four, tensor, pipeline, dispatcher, expert_parallel):
     layout = {"tensor": tensor, "pipeline": pipeline, "data": 4 // (tensor * pipeline), "sequence_parallel": tensor > 1}
     settings = {
