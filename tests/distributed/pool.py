@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -114,6 +115,7 @@ def _serve(rank: int, size: int, backend: str, port: int, pipe) -> None:
     groups = {n: dist.new_group(range(n)) for n in range(1, size + 1)}
     pipe.send((True, "ready"))
     while True:
+        gc.collect()  # models are cycles that hold process groups, and each of those holds threads
         function, args, world_size = pipe.recv()
         try:
             pipe.send((True, function(groups[world_size], *args)))
