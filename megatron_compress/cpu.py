@@ -11,6 +11,7 @@ A model for the CPU also needs these config fields, as they select kernels that 
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import copy
 import importlib.util
@@ -35,9 +36,11 @@ def apply() -> None:
     _stub_triton_kernels()
     _shim_devices()
     _shim_streams()
+    _shim_sends()
     _shim_tensor_methods()
     _shim_rng()
     _shim_norm()
+    _shim_moe()
 
 
 def _ignore_warnings() -> None:
@@ -72,9 +75,15 @@ def _on_cpu(factory):
 
 
 class _Stream:
-    """CPU work is done when the call returns, so there is nothing to wait for."""
+    """CPU work is done when the call returns, so there is nothing to wait for. It stands for its events too."""
 
     def wait_stream(self, stream) -> None:
+        pass
+
+    def record_event(self) -> _Stream:
+        return self
+
+    def synchronize(self) -> None:
         pass
 
 
@@ -83,6 +92,25 @@ def _shim_streams() -> None:
     torch.cuda.synchronize = lambda device=None: None
     torch.cuda.current_stream = torch.cuda.default_stream = lambda device=None: _Stream()
     torch.cuda.stream = lambda stream: contextlib.nullcontext()
+    torch.cuda.Stream = _Stream
+
+
+def _shim_sends() -> None:
+    """Gloo forgets a send whose handle is dropped; the overlapped schedule drops the last ones of an evaluation.
+
+    A stage has no more than a few transfers in flight, so the last 64 handles are as good as all.
+    """
+    from megatron.core.pipeline_parallel import p2p_communication
+
+    upstream, handles = p2p_communication._p2p_ops, collections.deque(maxlen=64)
+
+    @wraps(upstream)
+    def keeping(**kwargs):
+        started = upstream(**kwargs)
+        handles.extend(started.values())
+        return started
+
+    p2p_communication._p2p_ops = keeping
 
 
 def _shim_tensor_methods() -> None:
@@ -127,3 +155,18 @@ def _shim_norm() -> None:
         return norm
 
     WrappedTorchNorm.__new__ = new
+
+
+def _shim_moe() -> None:
+    """Token counts are turned into NumPy arrays, which the all-to-all takes, on their way from CUDA only.
+
+    And 0.16 asks whether a function of Transformer-Engine is None that it has not even named where that is missing.
+    """
+    from megatron.core.transformer.moe import moe_utils, token_dispatcher
+
+    def as_asked(tensor, as_numpy=False, record_stream=False):
+        return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
+
+    if not hasattr(moe_utils, "te_general_gemm"):
+        moe_utils.te_general_gemm = None
+    moe_utils.maybe_move_tensor_to_cpu = token_dispatcher.maybe_move_tensor_to_cpu = as_asked

@@ -68,8 +68,14 @@ class Watch:
         if self._rank == 0:
             self._store.set("verdict", self._compare())
         if not self._wait_for("verdict", self._timeout + 5):
+            time.sleep(
+                _BEAT_SECONDS
+            )  # the others find out too, before rank 0 misses this one and takes the store along
             raise PeerError(_silent([0], self._timeout))
         if verdict := self._store.get("verdict").decode():
+            self._store.set(f"heard/{self._rank}", "yes")
+            if self._rank == 0:
+                self._wait_for_all("heard", 2 * _BEAT_SECONDS)  # the store may end with this process
             raise PeerError(verdict)
         self._first = self._names([0])
         threading.Thread(target=self._beat, name="megatron_compress peers", daemon=True).start()
@@ -109,13 +115,7 @@ class Watch:
 
     def _compare(self) -> str:
         """What is wrong, on rank 0; empty if nothing."""
-        deadline = time.monotonic() + self._timeout
-        missing = [
-            rank
-            for rank in range(self._size)
-            if not self._wait_for(f"facts/{rank}", max(0.0, deadline - time.monotonic()))
-        ]
-        if missing:
+        if missing := self._wait_for_all("facts", self._timeout):
             return _silent(missing, self._timeout)
         problems = []
         for rank in range(1, self._size):
@@ -128,13 +128,31 @@ class Watch:
                     )
         return "\n".join(problems)
 
+    def _wait_for_all(self, key: str, seconds: float) -> list[int]:
+        """Wait until every rank has set its `key`; those that have not after `seconds`."""
+        deadline = time.monotonic() + seconds
+        return [
+            rank
+            for rank in range(self._size)
+            if not self._wait_for(f"{key}/{rank}", max(0.0, deadline - time.monotonic()))
+        ]
+
     def _wait_for(self, key: str, seconds: float) -> bool:
         deadline = time.monotonic() + seconds
-        while not self._store.check([key]):
+        while not self._check(key):
             if time.monotonic() > deadline:
                 return False
             time.sleep(_POLL_SECONDS)
         return True
+
+    def _check(self, key: str) -> bool:
+        try:
+            return self._store.check([key])
+        except dist.DistNetworkError as error:
+            raise PeerError(
+                "the rendezvous store, kept by the launcher or by rank 0, ended while the ranks were compared; "
+                "another rank says why"
+            ) from error
 
     def _beat(self) -> None:
         """Count up in the store, and look whether the next rank does; end the process if a rank is lost."""

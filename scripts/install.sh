@@ -3,12 +3,14 @@
 # this same script. A second run is quick: it does nothing until pyproject.toml, the interpreter or TORCH changes.
 #
 #   PYTHON   interpreter that makes the environment (default: python3); 3.10 to 3.13
-#   TORCH    requirement for torch (default: torch==2.13.0)
+#   TORCH    requirement for torch (default: torch==2.13.0; its CPU build where the package index has one)
+#   VENV     folder of the environment (default: .venv)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 python=${PYTHON:-python3}
 torch=${TORCH:-torch==2.13.0}
+venv=${VENV:-.venv}
 
 fail() {
     echo "install.sh: $*" >&2
@@ -31,21 +33,21 @@ esac
 # An environment works for one interpreter and in one place; what is in it follows from the project's files.
 environment="$("$python" -VV) at $PWD"
 content="$torch $(cat pyproject.toml setup.py | cksum)"
-if holds .venv/environment "$environment" && holds .venv/content "$content"; then
+if holds "$venv"/environment "$environment" && holds "$venv"/content "$content"; then
     exit 0
 fi
 
-echo "install.sh: installing into .venv with Python $version"
-rm -f .venv/content
-if ! holds .venv/environment "$environment"; then
+echo "install.sh: installing into $venv with Python $version"
+rm -f "$venv"/content
+if ! holds "$venv"/environment "$environment"; then
     "$python" -c 'import ensurepip, venv' 2>/dev/null ||
         fail "'$python' has no venv module; on Debian and Ubuntu: apt-get install python$version-venv"
-    "$python" -m venv --clear .venv || fail "could not make .venv; the lines above say why"
-    echo "$environment" >.venv/environment
+    "$python" -m venv --clear "$venv" || fail "could not make $venv; the lines above say why"
+    echo "$environment" >"$venv"/environment
 fi
-.venv/bin/python -m pip install --quiet "$torch" ||
+"$venv"/bin/python -m pip install --quiet "$torch" ||
     fail "could not install '$torch'; set TORCH to a release that your package index has"
-.venv/bin/python -m pip install --quiet --editable '.[megatron,test]' "$torch" ||
+"$venv"/bin/python -m pip install --quiet --editable '.[megatron,test]' "$torch" ||
     fail "could not install megatron-compress; pip says why above"
-echo "$content" >.venv/content
-echo "install.sh: done; activate it with: source .venv/bin/activate"
+echo "$content" >"$venv"/content
+echo "install.sh: done; activate it with: source $venv/bin/activate"

@@ -1,5 +1,6 @@
 """Ranks that differ, never start, stop or die are named, in time, and leave nobody waiting."""
 
+import inspect
 import os
 import signal
 import time
@@ -22,15 +23,18 @@ def pool():
     pool.close()
 
 
+def _default_timeout() -> float:
+    return inspect.signature(megatron_compress.install).parameters["peer_timeout"].default
+
+
 def test_the_default_timeout_leaves_time_to_tell_within_a_minute():
-    default = megatron_compress.install.__kwdefaults__ or {}
-    timeout = default.get("peer_timeout", megatron_compress.install.__defaults__[-1])
-    assert timeout + 2 * peers._BEAT_SECONDS + 5 <= 60
+    assert _default_timeout() + 2 * peers._BEAT_SECONDS + 5 <= 60
 
 
-def _start(group, digests, versions, silent):
+def _start(group, digests, versions, packages, silent):
     if group.rank() == silent:
         return "silent"
+    megatron_compress.__version__ = packages[group.rank()]
     watch = Watch(digests[group.rank()], versions[group.rank()], timeout=2.0)
     try:
         watch.start()
@@ -41,9 +45,9 @@ def _start(group, digests, versions, silent):
     return "started"
 
 
-def _outcomes(pool, digests="aaa", versions="111", silent=None):
+def _outcomes(pool, digests="aaa", versions="111", packages="777", silent=None):
     began = time.monotonic()
-    outcomes = pool.run(_start, digests, versions, silent, world_size=3)
+    outcomes = pool.run(_start, digests, versions, packages, silent, world_size=3)
     assert time.monotonic() - began < 20
     return outcomes
 
@@ -61,6 +65,27 @@ def test_another_configuration_is_named_on_every_rank(pool):
 def test_another_version_is_named_on_every_rank(pool):
     for outcome in _outcomes(pool, versions="121"):
         assert "rank 1 (host" in outcome and "has Megatron 2, rank 0 has 1" in outcome
+
+
+def test_another_package_is_named_on_every_rank(pool):
+    for outcome in _outcomes(pool, packages="778"):
+        assert "rank 2 (host" in outcome and "has megatron_compress 8, rank 0 has 7" in outcome
+
+
+@pytest.mark.parametrize(
+    ("without", "peer_timeout"),
+    [(0, 4.0), (1, 4.0), pytest.param(1, None, marks=pytest.mark.slow)],
+    ids=["first rank", "another", "default timeout"],
+)
+def test_a_script_that_installs_on_all_ranks_but_one_ends(pool, without, peer_timeout, tmp_path):
+    began, log = time.monotonic(), tmp_path / "error"
+    seconds = _default_timeout() if peer_timeout is None else peer_timeout
+    pool.start(runs.train_with_hooks_but_on_one, str(log), without, seconds, world_size=3)
+    errors = [Path(f"{log}.{rank}") for rank in range(3)]
+    _wait_until(lambda: all(error.exists() and error.read_text() for error in errors), 60)
+    for rank in {0, 1, 2} - {without}:
+        assert errors[rank].read_text().startswith(f"PeerError: rank {without} did not start compression")
+    assert time.monotonic() - began < 60
 
 
 @pytest.mark.parametrize("silent", [0, 2])

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import torch.distributed as dist
+
+from megatron_compress.collectives.work import Work
 from megatron_compress.peers import Watch
 from megatron_compress.session import Session
 
@@ -20,12 +23,20 @@ class Active:
     Args:
         watch: of the other ranks, started on the first message or schedule call.
         undo: steps of `uninstall`, last first.
+        tensor_groups: those that tensor-parallel layers were given (`hooks.groups`).
+        pipeline_group: the one that the schedule was called with; None where Megatron's `parallel_state` has it.
+        exchanged: slots of the pipeline functions that were used in the current schedule call.
+        sends: transfers that the current schedule call started, kept until they have ended.
     """
 
     session: Session
     watch: Watch
     undo: list[Callable[[], None]] = field(default_factory=list)
     ready: bool = False
+    tensor_groups: set[dist.ProcessGroup] = field(default_factory=set)
+    pipeline_group: dist.ProcessGroup | None = None
+    exchanged: set[str] = field(default_factory=set)
+    sends: list[Work] = field(default_factory=list)
 
 
 _active: Active | None = None

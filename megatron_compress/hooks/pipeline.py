@@ -36,6 +36,7 @@ def p2p_ops(original: Callable) -> Callable:
             tensor = tensors[slot]
             if tensor is None or not compressible(tensor):
                 continue
+            active.installed().exchanged.add(slot)
             place = Place("pipeline", direction, "boundary", (group.rank() + distance) % group.size())
             if slot.startswith("tensor_send"):
                 buffers[slot] = _outgoing(tensor, place)
@@ -46,17 +47,30 @@ def p2p_ops(original: Callable) -> Callable:
             group=group, prev_pipeline_rank=prev_pipeline_rank, next_pipeline_rank=next_pipeline_rank, **buffers
         )
         if isinstance(handles, dict):
-            return {key: _handle(handle, f"tensor_{key}", buffers, incoming) for key, handle in handles.items()}
+            works = {key: _handle(handle, f"tensor_{key}", buffers, incoming) for key, handle in handles.items()}
+            active.installed().sends += [works[key] for key in works if key.startswith("send")]
+            return works
         return [Work(_complete(handles, list(buffers.values()), list(incoming.values())))]
 
     return exchange
 
 
 def _outgoing(tensor: torch.Tensor, place: Place) -> torch.Tensor:
-    """The payload of a tensor to be sent, or the tensor itself where it goes plainly."""
+    """The payload of a tensor to be sent, or the tensor's values where it goes plainly.
+
+    These stay in memory until the transfer has ended, also where Megatron frees the tensor at once: 0.16 does so with
+    overlapped p2p and `deallocate_pipeline_outputs`, whereupon other bytes arrive.
+    """
     spec = pipeline_spec(tensor)
     compressor = active.session().route(place, Message("p2p", spec))
-    return tensor if compressor is None else compressor.compress(tensor, spec)
+    return tensor.detach() if compressor is None else compressor.compress(tensor, spec)
+
+
+def finish_sends() -> None:
+    """Wait for sends whose handles the schedule dropped (0.16 drops the last ones): their memory is free after that."""
+    for work in active.installed().sends:
+        work.wait()
+    active.installed().sends.clear()
 
 
 def _incoming(tensor: torch.Tensor, place: Place) -> Incoming | None:

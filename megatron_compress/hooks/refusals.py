@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import torch.distributed as dist
+from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
+
 from megatron_compress.config import CompressionConfig
 
 
@@ -22,6 +25,43 @@ def refuse_unsupported(config: Any, compression: CompressionConfig) -> None:
         raise UnsupportedSettingError("compression cannot serve this model:\n" + "\n".join(problems))
 
 
+def refuse_communicator(communicator: object | None) -> None:
+    """Check the `p2p_communicator` that a schedule is called with.
+
+    Raises:
+        UnsupportedSettingError: it is not megatron-core's, nor derived from it.
+    """
+    if communicator is not None and not isinstance(communicator, P2PCommunicator):
+        raise UnsupportedSettingError(
+            f"p2p_communicator is a {type(communicator).__name__}, whose messages the hooks do not reach (pipelines of "
+            "several modules have one of their own); pass a P2PCommunicator, or uninstall compression"
+        )
+
+
+def refuse_bypassed(pipeline: dist.ProcessGroup | None, exchanged: set[str], evaluating: bool) -> None:
+    """Check that the messages of a schedule call came through the hooks.
+
+    Args:
+        pipeline: the group of the stages.
+        exchanged: slots of Megatron's pipeline functions that carried a tensor.
+
+    Raises:
+        UnsupportedSettingError: a neighbour was not sent to, or not received from, through the hooks.
+    """
+    if pipeline is None or pipeline.size() == 1:
+        return
+    expected = set()
+    if pipeline.rank() > 0:
+        expected |= {"tensor_recv_prev"} if evaluating else {"tensor_recv_prev", "tensor_send_prev"}
+    if pipeline.rank() < pipeline.size() - 1:
+        expected |= {"tensor_send_next"} if evaluating else {"tensor_send_next", "tensor_recv_next"}
+    if missing := sorted(expected - exchanged):
+        raise UnsupportedSettingError(
+            f"pipeline messages passed the hooks by: no {', '.join(missing)}; the p2p_communicator moves tensors by "
+            "other means than P2PCommunicator._communicate; leave that to the class it derives from"
+        )
+
+
 def _problems(config: Any) -> Iterator[str]:
     if getattr(config, "use_ring_exchange_p2p", False):
         yield "use_ring_exchange_p2p: its transfers are not torch.distributed's; set it to False"
@@ -36,6 +76,11 @@ def _problems(config: Any) -> Iterator[str]:
         yield (
             "two pipeline stages, interleaved, with batch_p2p_comm: megatron-core itself swaps activations and "
             "gradients; set batch_p2p_comm=False (and overlap_p2p_comm=True), or use more stages"
+        )
+    if interleaved and getattr(config, "variable_seq_lengths", False) and not config.overlap_p2p_comm:
+        yield (
+            "variable_seq_lengths, interleaved, without overlap_p2p_comm: megatron-core's own exchange of shapes "
+            "fails or waits for ever; set overlap_p2p_comm=True and batch_p2p_comm=False"
         )
 
 

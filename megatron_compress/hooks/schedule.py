@@ -6,30 +6,41 @@ from collections.abc import Callable
 
 from megatron.core.utils import get_model_config
 
-from megatron_compress.hooks import active
-from megatron_compress.hooks.refusals import refuse_unsupported
+from megatron_compress.hooks import active, groups, pipeline
+from megatron_compress.hooks.refusals import refuse_bypassed, refuse_communicator, refuse_unsupported
 
 
-def schedule(original: Callable) -> Callable:
-    """Wrap a schedule: check the model's configuration on the first call, count training steps (`first_step`)."""
-    checked = False
+def schedule(original: Callable, pipelined: bool = True) -> Callable:
+    """Wrap a schedule: check what it is called with, see all its sends end, count training steps (`first_step`).
+
+    Args:
+        pipelined: whether the schedule is one with pipeline messages.
+    """
 
     def forward_backward(*args, **kwargs):
-        nonlocal checked
-        session = active.session()
-        if not checked:
-            models = kwargs["model"] if isinstance(kwargs["model"], list) else [kwargs["model"]]
-            refuse_unsupported(get_model_config(models[0]), session.config)
-            checked = True
+        session, current = active.session(), active.installed()
+        evaluating = kwargs.get("forward_only", False)
+        _check(session.config, **kwargs)
+        current.exchanged.clear()
+        current.sends.clear()
         try:
             result = original(*args, **kwargs)
+            pipeline.finish_sends()
         except RuntimeError as error:
             # A lost peer shows as a closed connection somewhere; say which rank it was.
-            active.installed().watch.explain(error)
+            current.watch.explain(error)
             raise
+        if pipelined:
+            refuse_bypassed(groups.pipeline_group(), current.exchanged, evaluating)
         # Evaluation uses the same rules and advances nothing (DESIGN D12).
-        if not kwargs.get("forward_only", False):
+        if not evaluating:
             session.step += 1
         return result
 
     return forward_backward
+
+
+def _check(compression, *, model, p2p_communicator=None, pg_collection=None, **_) -> None:
+    refuse_communicator(p2p_communicator)
+    refuse_unsupported(get_model_config(model[0] if isinstance(model, list) else model), compression)
+    groups.note_pipeline(p2p_communicator, pg_collection)

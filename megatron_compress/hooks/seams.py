@@ -6,16 +6,16 @@ import importlib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from types import ModuleType
 from typing import Any
 
 import torch
 from packaging.version import Version
 
-from megatron_compress.hooks import context, pipeline, schedule, tensor_parallel
+from megatron_compress.hooks import context, groups, pipeline, schedule, tensor_parallel
 
-TESTED_VERSIONS = ("0.16.1",)
+TESTED_VERSIONS = ("0.16.1", "0.19.2")
 SUPPORTED = Version("0.14"), Version("0.20")
 
 
@@ -119,6 +119,10 @@ def seams() -> list[Seam]:
         for name in names
         for method, wrap in (("forward", context.function_forward), ("backward", context.function_backward))
     ]
+    layers = [
+        Seam("tensor_parallel.layers", f"{name}.forward", groups.layer_forward, ("self", "input_"))
+        for name in ("VocabParallelEmbedding", "ColumnParallelLinear", "RowParallelLinear")
+    ]
     sites = [
         Seam(
             "tensor_parallel.layers", "VocabParallelEmbedding.forward", context.module_forward("embedding"), ("self",)
@@ -133,14 +137,14 @@ def seams() -> list[Seam]:
         ),
     ]
     schedules = [
-        Seam("pipeline_parallel.schedules", name, schedule.schedule, ("forward_step_func", "data_iterator", "model"))
-        for name in (
-            "forward_backward_no_pipelining",
-            "forward_backward_pipelining_without_interleaving",
-            "forward_backward_pipelining_with_interleaving",
+        Seam("pipeline_parallel.schedules", name, wrap, ("forward_step_func", "data_iterator", "model"))
+        for name, wrap in (
+            ("forward_backward_no_pipelining", partial(schedule.schedule, pipelined=False)),
+            ("forward_backward_pipelining_without_interleaving", schedule.schedule),
+            ("forward_backward_pipelining_with_interleaving", schedule.schedule),
         )
     ]
-    return transport + functions + sites + schedules
+    return transport + functions + layers + sites + schedules
 
 
 def check(found: list[Seam]) -> str:

@@ -6,12 +6,11 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-from megatron.core import parallel_state
 
 from megatron_compress import collectives
 from megatron_compress.collectives.message import Message, Operation
 from megatron_compress.compressors.base import Compressor
-from megatron_compress.hooks import active, context
+from megatron_compress.hooks import active, context, groups
 from megatron_compress.session import Place
 from megatron_compress.wire import TensorSpec, compressible
 
@@ -91,12 +90,12 @@ def _started(work: collectives.Work, async_op: bool) -> collectives.Work | None:
 
 
 def _is_ours(tensor: torch.Tensor, group: dist.ProcessGroup | None) -> bool:
-    """Activations and gradients on the tensor-parallel group, from a Function that communicates; nothing else."""
+    """Activations and gradients on a tensor-parallel group, from a Function that communicates; nothing else."""
     return (
         context.direction() is not None
         and compressible(tensor)
         and tensor.numel() > 0
-        and group is parallel_state.get_tensor_model_parallel_group()
+        and groups.is_tensor_group(group)
         and group.size() > 1
     )
 
@@ -104,6 +103,5 @@ def _is_ours(tensor: torch.Tensor, group: dist.ProcessGroup | None) -> bool:
 def _compressor(
     operation: Operation, tensor: torch.Tensor, group: dist.ProcessGroup, direction: str
 ) -> Compressor | None:
-    stage = parallel_state.get_pipeline_model_parallel_rank()
     message = Message(operation, TensorSpec.of(tensor), group.size())
-    return active.session().route(Place("tensor", direction, context.site(), stage), message)
+    return active.session().route(Place("tensor", direction, context.site(), groups.stage()), message)

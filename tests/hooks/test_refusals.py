@@ -4,12 +4,22 @@ from types import SimpleNamespace
 
 import pytest
 
+from megatron_compress import cpu
 from megatron_compress.config import CompressionConfig
-from megatron_compress.hooks import refusals
-from megatron_compress.hooks.refusals import UnsupportedSettingError
+
+cpu.apply()
+
+from megatron_compress.hooks import refusals  # noqa: E402  (imports megatron-core, which needs the shims)
+from megatron_compress.hooks.refusals import UnsupportedSettingError  # noqa: E402
 
 COMPRESSION = CompressionConfig(pipeline={"forward": {"compressor": "fp8", "exempt_stages": [0, 1]}})
-FINE = {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": None, "batch_p2p_comm": True}
+FINE = {
+    "pipeline_model_parallel_size": 2,
+    "virtual_pipeline_model_parallel_size": None,
+    "batch_p2p_comm": True,
+    "overlap_p2p_comm": False,
+}
+INTERLEAVED = {"virtual_pipeline_model_parallel_size": 2, "batch_p2p_comm": False}
 
 
 def refuse_unsupported(config):
@@ -19,7 +29,10 @@ def refuse_unsupported(config):
 def test_an_ordinary_configuration_passes():
     refuse_unsupported(SimpleNamespace(**FINE))
     refuse_unsupported(SimpleNamespace(**FINE, use_ring_exchange_p2p=False, cuda_graph_impl="none"))
-    refuse_unsupported(SimpleNamespace(**FINE | {"virtual_pipeline_model_parallel_size": 2, "batch_p2p_comm": False}))
+    refuse_unsupported(SimpleNamespace(**FINE | INTERLEAVED))
+    refuse_unsupported(SimpleNamespace(**FINE, variable_seq_lengths=True))
+    overlapped = INTERLEAVED | {"overlap_p2p_comm": True, "variable_seq_lengths": True}
+    refuse_unsupported(SimpleNamespace(**FINE | overlapped))
 
 
 @pytest.mark.parametrize(
@@ -31,6 +44,7 @@ def test_an_ordinary_configuration_passes():
         ({"enable_cuda_graph": True}, "CUDA-graph"),
         ({"cuda_graph_impl": "local"}, "CUDA-graph"),
         ({"virtual_pipeline_model_parallel_size": 2}, "batch_p2p_comm=False"),
+        (INTERLEAVED | {"variable_seq_lengths": True}, "overlap_p2p_comm=True"),
     ],
 )
 def test_each_unsupported_setting_is_named(setting, named):

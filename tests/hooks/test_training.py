@@ -1,54 +1,15 @@
 """A real megatron-core GPT in real processes: identity changes nothing, compression keeps every promise it makes."""
 
 import pytest
-import torch
 
-from megatron_compress import registry
-from megatron_compress.collectives.message import Message
-from megatron_compress.wire import TensorSpec
-from tests.distributed.pool import WorkerPool
-from tests.hooks import runs
-
-IDENTITY = {
-    "pipeline": {"forward": {"compressor": "identity"}, "backward": {"compressor": "identity"}},
-    "tensor": {
-        "forward": {"compressor": "identity", "exempt_sites": []},
-        "backward": {"compressor": "identity", "exempt_sites": []},
-    },
-}
-MIXED = {
-    "pipeline": {"forward": {"compressor": "tah_quant"}, "backward": {"compressor": "fixed_point", "bits": 6}},
-    "tensor": {"forward": {"compressor": "fp4_quant"}, "backward": {"compressor": "fp8"}},
-}
+from tests.hooks import checks, runs
+from tests.hooks.checks import IDENTITY, MIXED
 
 
-@pytest.fixture(scope="module")
-def four():
-    pool = WorkerPool(4)
-    yield pool
-    pool.close()
-
-
-@pytest.mark.parametrize("batched", [True, False])
-@pytest.mark.parametrize(("tensor", "pipeline", "data"), [(2, 2, 1), (1, 4, 1), (2, 1, 2), (1, 2, 2)])
-def test_identity_equals_plain_to_the_bit(four, tensor, pipeline, data, batched):
-    layout = {"tensor": tensor, "pipeline": pipeline, "data": data}
-    plain, identity = (four.run(runs.run, layout, c, 3, batched, world_size=4) for c in (None, IDENTITY))
-    for before, after in zip(plain, identity, strict=True):
-        assert after["losses"] == before["losses"]
-        assert after["held_out"] == before["held_out"]
-        assert after["replicated"] == before["replicated"]
-        assert all(row["plain_messages"] == 0 for row in after["rows"])
-    axes = {row["axis"] for result in identity for row in result["rows"]}
-    assert axes == {name for name, size in (("tensor", tensor), ("pipeline", pipeline)) if size > 1}
-
-
-@pytest.mark.parametrize("extra", [{"sequence_parallel": True}, {"tied": True}])
-def test_identity_equals_plain_with_sequence_parallelism_and_tied_embeddings(four, extra):
-    layout = {"tensor": 2, "pipeline": 2, **extra}
-    plain, identity = (four.run(runs.run, layout, c, world_size=4) for c in (None, IDENTITY))
-    assert [r["losses"] for r in identity] == [r["losses"] for r in plain]
-    assert [r["replicated"] for r in identity] == [r["replicated"] for r in plain]
+@pytest.mark.parametrize(("tensor", "pipeline"), [(2, 2), (1, 4)])
+def test_identity_equals_plain_where_messages_go_one_by_one(four, tensor, pipeline):
+    layout, unbatched = {"tensor": tensor, "pipeline": pipeline}, {"batch_p2p_comm": False}
+    checks.equal_runs(*(four.run(runs.run, layout, c, 3, unbatched, world_size=4) for c in (None, IDENTITY)))
 
 
 def test_identity_is_plain_to_rounding_on_four_tensor_parallel_ranks(four):
@@ -57,53 +18,12 @@ def test_identity_is_plain_to_rounding_on_four_tensor_parallel_ranks(four):
         assert float.fromhex(after) == pytest.approx(float.fromhex(before), rel=1e-5)
 
 
-@pytest.mark.parametrize(("tensor", "pipeline"), [(2, 2), (4, 1)])
-def test_compression_acts_and_replicas_stay_identical(four, tensor, pipeline):
-    layout = {"tensor": tensor, "pipeline": pipeline}
-    plain, mixed = (four.run(runs.run, layout, c, world_size=4) for c in (None, MIXED))
+def test_compression_acts_on_four_tensor_parallel_ranks(four):
+    plain, mixed = (four.run(runs.run, {"tensor": 4, "pipeline": 1}, c, world_size=4) for c in (None, MIXED))
     assert mixed[0]["losses"] != plain[0]["losses"]
     for before, after in zip(plain[0]["losses"], mixed[0]["losses"], strict=True):
         assert float.fromhex(after) == pytest.approx(float.fromhex(before), abs=0.02)
-    by_stage = {}
-    for result in mixed:
-        by_stage.setdefault(result["stage"], set()).add(result["replicated"])
-        assert result["losses"] == mixed[0]["losses"]
-    assert all(len(digests) == 1 for digests in by_stage.values())
-
-
-def expected_rows(stage, steps):
-    """Messages and bytes of one rank at TP=2 x PP=2 under MIXED, counted by hand (HOOKS §2a)."""
-    shape = (runs.SEQUENCE, runs.MICRO_BATCH, runs.HIDDEN)
-    spec = TensorSpec(shape, torch.float32)
-    training = steps * runs.MICROBATCHES
-    passes = training + 1  # one microbatch is evaluated
-    layers = runs.LAYERS // 2
-    reduction = Message("all_reduce", spec, 2)
-    rows = {}
-    for direction, name, count in (("forward", "fp4_quant", passes), ("backward", "fp8", training)):
-        wire = reduction.wire_bytes(registry.create(name))
-        for site in ("attention", "mlp"):
-            rows["tensor", direction, site] = (count * layers, count * layers * wire)
-    if stage == 0:
-        rows["tensor", "forward", "embedding"] = (passes, passes * spec.nbytes)
-        boundary = registry.create("tah_quant").payload_bytes(TensorSpec(shape, torch.float32, 1))
-        rows["pipeline", "forward", "boundary"] = (passes, passes * boundary)
-    else:
-        rows["tensor", "backward", "head"] = (training, training * spec.nbytes)
-        boundary = registry.create("fixed_point", bits=6).payload_bytes(TensorSpec(shape, torch.float32, 1))
-        rows["pipeline", "backward", "boundary"] = (training, training * boundary)
-    return rows
-
-
-def test_messages_and_bytes_are_the_predicted_ones(four):
-    for result in four.run(runs.run, {"tensor": 2, "pipeline": 2}, MIXED, 2, world_size=4):
-        found = {
-            (row["axis"], row["direction"], row["site"]): (row["messages"], row["wire_bytes"]) for row in result["rows"]
-        }
-        assert found == expected_rows(result["stage"], steps=2)
-        for row in result["rows"]:
-            exempt = row["site"] in ("embedding", "head")
-            assert row["plain_reasons"] == ({"exempt site": row["messages"]} if exempt else {})
+    checks.replicas_are_identical(mixed)
 
 
 def test_first_step_counts_training_steps_only(four):
