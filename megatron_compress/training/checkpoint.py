@@ -21,6 +21,7 @@ import torch.distributed as dist
 from megatron.core import dist_checkpointing
 
 from megatron_compress.training.safe_load import UnsafeFileError, check_metadata, weights_only
+from megatron_compress.training.torch_dist import InProcessSave
 
 _NAME = re.compile(r"step_\d{8}")
 _MANIFEST = "manifest.json"
@@ -68,7 +69,7 @@ def save(state: dict, folder: Path, step: int, keep: int) -> Path:
     partial = target.with_name(target.name + ".partial")
     try:
         _on_first_rank(lambda: _empty(partial))
-        dist_checkpointing.save(state, str(partial))
+        dist_checkpointing.save(state, str(partial), InProcessSave())
         _write_manifest(partial)
         _on_first_rank(lambda: _put_in_place(partial, target, keep))
     except Exception as error:
