@@ -64,3 +64,28 @@ def prepare(
     from megatron_compress.training import commands, distributed
 
     distributed.run_and_exit(lambda: commands.prepare_text(text, out, tokenizer, end_token))
+
+
+Source = Annotated[Path, typer.Option(help="A .gguf file, or a folder with config.json and .safetensors files.")]
+
+
+@app.command("import-model")
+def import_model(
+    source: Source,
+    out: Annotated[Path, typer.Option(help="Folder for model.yaml, tokenizer.json and the checkpoint.")],
+    tensor: Annotated[int, typer.Option(min=1, help="Add zero heads until so many ranks can share them.")] = 1,
+) -> None:
+    """Turn a published model into a checkpoint to start from (`init`). Runs in one process."""
+    cpu.apply()
+    from megatron_compress.training import commands, distributed
+
+    distributed.run_and_exit(lambda: commands.import_model(source, out, tensor))
+
+
+@app.command("check-model")
+def check_model(config: ConfigFile, source: Source, out: Out, text: Text = None) -> None:
+    """Compare the training file's `init`, in its layout of ranks, with the model that it was imported from."""
+    cpu.apply()
+    from megatron_compress.training import commands, distributed
+
+    distributed.run_and_exit(lambda: commands.check_model(commands.read(config), source, out, text))

@@ -10,9 +10,11 @@ from megatron_compress.strict_yaml import ConfigError
 from megatron_compress.training import distributed
 from megatron_compress.training.compare import Arm, write_results
 from megatron_compress.training.compare import compare as compare_arms
-from megatron_compress.training.config import ArmConfig, Experiment, load_experiment
+from megatron_compress.training.config import ArmConfig, Experiment, ParallelConfig, load_experiment
 from megatron_compress.training.data import Corpus, load_corpus
-from megatron_compress.training.loop import pretrain
+from megatron_compress.training.importing import convert
+from megatron_compress.training.importing.source import read_source
+from megatron_compress.training.loop import Trainer, pretrain
 from megatron_compress.training.prepared import Blend, load_blend, prepare
 from megatron_compress.training.tokenizer import load_tokenizer
 
@@ -60,6 +62,32 @@ def prepare_text(text: Path | None, out: Path, tokenizer: Path | None, end_token
     facts = prepare(text, load_tokenizer(tokenizer, end_token), out)
     print(f"wrote {out}.bin and {out}.idx: {facts['documents']:,} documents, {facts['tokens']:,} tokens")
     return 0
+
+
+def import_model(source: Path, out: Path, tensor: int) -> int:
+    """Write a published model as a checkpoint, in a process alone; the exit status."""
+    distributed.stand_alone()
+    distributed.initialize(ParallelConfig())
+    distributed.seed_everything(0)
+    difference = convert.import_model(source, out, tensor)
+    distributed.finalize()
+    print(f"wrote {out}; its logits are those of {source} to {difference:.1e}")
+    return 0
+
+
+def check_model(experiment: Experiment, source: Path, out: Path, text: Path | None) -> int:
+    """Compare `init` in the training file's layout with its source; the exit status is 1 if its logits are others."""
+    if experiment.train.init is None:
+        raise ConfigError("the training file has no `init`; name the folder that import-model wrote")
+    data = _join_and_load(experiment, text, out)
+    trainer = Trainer(experiment, data)
+    difference = convert.largest_difference(experiment, trainer.chunks, read_source(source))
+    held_out = trainer.evaluate(0).held_out_loss
+    if distributed.is_first_rank():
+        print(f"largest difference of a logit {difference:.1e} (allowed: {convert.TOLERANCE:.0e})")
+        print(f"held-out loss {held_out:.6f} nats per {data.tokenizer.unit}")
+    distributed.finalize()
+    return 0 if difference <= convert.TOLERANCE else 1
 
 
 def _join_and_load(experiment: Experiment, text: Path | None, out: Path) -> Corpus | Blend:

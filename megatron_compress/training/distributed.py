@@ -57,6 +57,12 @@ def initialize(parallel: ParallelConfig, deterministic: bool = False) -> None:
     )
 
 
+def stand_alone() -> None:
+    """Describe this process as the only one, as torchrun would."""
+    alone = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1, "MASTER_PORT": 0}
+    os.environ.update({name: str(value) for name, value in alone.items()}, MASTER_ADDR="127.0.0.1")
+
+
 def _be_deterministic() -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS asks for it
     os.environ.setdefault("NCCL_ALGO", "Ring")  # else NCCL may choose by timing, and sum in another order

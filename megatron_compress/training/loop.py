@@ -133,7 +133,8 @@ class Trainer:
         seed_everything(self._config.run.seed)
         self.chunks = build_model(experiment)
         if self._config.init is not None:
-            state.load_weights(self.chunks, experiment.file(self._config.init))
+            first = experiment.file(self._config.init)
+            state.load_weights(self.chunks, checkpoint.latest(first) or first)
         self.optimizer = _build_optimizer(experiment, self.chunks)
         self.scheduler = _build_scheduler(experiment, self.optimizer)
 
