@@ -49,6 +49,11 @@ def initialize(parallel: ParallelConfig, deterministic: bool = False) -> None:
     global _watch
     _watch = Watch(digest="", version=megatron_version, timeout=_LOST_SECONDS)
     _watch.start()
+    lay_out(parallel)
+
+
+def lay_out(parallel: ParallelConfig) -> None:
+    """Make Megatron's groups of the ranks that have joined."""
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=parallel.tensor,
         pipeline_model_parallel_size=parallel.pipeline,

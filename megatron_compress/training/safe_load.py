@@ -30,6 +30,8 @@ _ALLOWED = {
     | {"uint8"},
     "torch.serialization": {"_get_layout"},
     "collections": {"OrderedDict"},
+    "pathlib": {"PosixPath"},
+    "pathlib._local": {"PosixPath"},  # Python 3.13
 }
 
 
