@@ -204,5 +204,8 @@ def _others(folder: Path, damaged: Path | None) -> str:
 
 
 def _cause(error: BaseException) -> str:
-    text = f"{type(error).__name__}: {error}"
-    return text if len(text) < 1000 else text[:1000] + " ..."
+    """In a line. torch wraps errors in those of all ranks, with their tracebacks; the first rank's will do."""
+    if failures := getattr(error, "failures", None):
+        error = next(iter(failures.values()))[0]
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return text if len(text) < 600 else text[:600] + " ..."

@@ -103,6 +103,8 @@ def load_blend(experiment: Experiment, tokenizer: Tokenizer, cache: Path) -> Ble
     train = experiment.train
     prefixes = [str(experiment.file(source.path)) for source in train.data.prepared]
     sources = [check(prefix, tokenizer, experiment.model.vocab_size) for prefix in prefixes]
+    for source in sources:
+        _check_split(source, train.data.held_out_fraction)
     weights = [source.weight for source in train.data.prepared]
     held_out = 100 * train.data.held_out_fraction
     config = GPTDatasetConfig(
@@ -152,7 +154,7 @@ def check(prefix: str, tokenizer: Tokenizer, vocab_size: int) -> dict:
     for suffix in ("bin", "idx"):
         if not os.path.isfile(f"{prefix}.{suffix}"):
             raise ConfigError(f"{prefix}.{suffix}: no such file; make it with `python -m megatron_compress prepare`")
-    tokens = _read(prefix)
+    tokens, num_documents = _read(prefix)
     facts = _facts(prefix)
     if facts and facts["tokenizer_digest"] != tokenizer.digest:
         raise ConfigError(
@@ -161,11 +163,23 @@ def check(prefix: str, tokenizer: Tokenizer, vocab_size: int) -> dict:
         )
     if not facts and (largest := _largest(tokens)) >= vocab_size:
         raise ConfigError(f"{prefix}: holds token {largest}, but the model's vocab_size is {vocab_size}")
-    return {"path": prefix, "tokens": len(tokens), **facts}
+    return {**facts, "path": prefix, "tokens": len(tokens), "documents": num_documents}
 
 
-def _read(prefix: str) -> np.ndarray:
-    """All token ids of a data set, memory-mapped."""
+def _check_split(source: dict, held_out_fraction: float) -> None:
+    """megatron-core cuts by documents, and goes round and round without end in a part that has none."""
+    count = source["documents"]
+    train = round((1 - held_out_fraction) * count)
+    if not 0 < train < count:
+        part = "held out" if train else "trained on"
+        raise ConfigError(
+            f"{source['path']}: too little: of its {count} documents none would be {part}; prepare more of them,"
+            f" or change data.held_out_fraction ({held_out_fraction})"
+        )
+
+
+def _read(prefix: str) -> tuple[np.ndarray, int]:
+    """All token ids of a data set, memory-mapped, and how many documents they are."""
     try:
         dataset = IndexedDataset(prefix, multimodal=False)
     except Exception as error:  # an index that is no index fails anywhere
@@ -176,7 +190,7 @@ def _read(prefix: str) -> np.ndarray:
         raise ConfigError(f"{prefix}.bin: has {size} bytes where its index has {count * dtype.itemsize}; prepare again")
     if not count:
         raise ConfigError(f"{prefix}: is empty; prepare it from text")
-    return np.memmap(f"{prefix}.bin", dtype=dtype, mode="r")
+    return np.memmap(f"{prefix}.bin", dtype=dtype, mode="r"), len(dataset.sequence_lengths)
 
 
 def _facts(prefix: str) -> dict:

@@ -17,7 +17,7 @@ MILLIONS = {
     "llama3_8b": 8030.3,
     "llama_byte_100m": 110.5,
     "llama_byte_2l": 1.3,
-    "olmo2_150m": 208.0,
+    "olmo2_150m": 224.8,
     "olmo2_370m": 474.0,
     "olmo2_70m": 123.6,
     "qwen2_5_3b": 3085.9,

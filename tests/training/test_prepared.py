@@ -115,7 +115,7 @@ def test_damaged_data_is_refused(experiment, text, tmp_path):
 def test_too_little_data_is_refused(experiment, jsonl, tmp_path):
     jsonl.write_text('{"text": "short"}\n')
     prepare(jsonl, BYTES, tmp_path / "a")
-    with pytest.raises(ConfigError, match="too little for 64 training and 4 held-out windows"):
+    with pytest.raises(ConfigError, match="too little: of its 1 documents none would be held out"):
         load_blend(experiment([{"path": "a"}]), BYTES, tmp_path / "cache")
 
 
