@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import pickle
 import re
 import shutil
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
+from torch.distributed.checkpoint.api import CheckpointException  # derives from BaseException
 
 from megatron_compress.training.safe_load import UnsafeFileError, check_metadata, weights_only
 from megatron_compress.training.torch_dist import InProcessSave
@@ -72,7 +74,7 @@ def save(state: dict, folder: Path, step: int, keep: int) -> Path:
         dist_checkpointing.save(state, str(partial), InProcessSave())
         _write_manifest(partial)
         _on_first_rank(lambda: _put_in_place(partial, target, keep))
-    except Exception as error:
+    except (Exception, CheckpointException) as error:
         shutil.rmtree(partial, ignore_errors=True)  # makes room; another rank may be doing the same
         older = latest(folder)
         still = f"{older} is as it was" if older else "there is no older one"
@@ -95,7 +97,12 @@ def load(state: dict, path: Path) -> dict:
             return dist_checkpointing.load(state, str(path))
     except UnsafeFileError as error:
         raise CheckpointError(f"{error}; use checkpoints of this trainer from someone whom you trust") from None
-    except Exception as error:
+    except (Exception, CheckpointException) as error:
+        if isinstance(_first(error), pickle.UnpicklingError):
+            raise CheckpointError(
+                f"{path} holds what is neither a tensor nor a plain value, so it was not read; use checkpoints of this"
+                " trainer from someone whom you trust"
+            ) from None
         raise CheckpointError(
             f"{path} does not fit this model, optimizer or layout: {_cause(error)}; start it with the model file that"
             " it was saved with"
@@ -203,9 +210,14 @@ def _others(folder: Path, damaged: Path | None) -> str:
     return f"whole ones here: {', '.join(others)}; write one of these names into {folder / _LATEST} to go on from it"
 
 
+def _first(error: BaseException) -> BaseException:
+    """torch wraps errors in those of all ranks, with their tracebacks; the first rank's will do."""
+    failures = getattr(error, "failures", None)
+    return next(iter(failures.values()))[0] if failures else error
+
+
 def _cause(error: BaseException) -> str:
-    """In a line. torch wraps errors in those of all ranks, with their tracebacks; the first rank's will do."""
-    if failures := getattr(error, "failures", None):
-        error = next(iter(failures.values()))[0]
+    """In a line."""
+    error = _first(error)
     text = " ".join(f"{type(error).__name__}: {error}".split())
     return text if len(text) < 600 else text[:600] + " ..."

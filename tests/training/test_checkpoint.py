@@ -120,7 +120,7 @@ def test_nothing_in_a_checkpoint_can_run(experiment, corpus, out, tmp_path, monk
     else:
         torch.save({"step": _Evil(proof)}, path)
     _remade_manifest(path.parent)
-    with pytest.raises(CheckpointError, match=r"refers to io.open|_io.open|Weights only load failed"):
+    with pytest.raises(CheckpointError, match=r"refers to io.open|_io.open|neither a tensor nor a plain value"):
         pretrain(experiment, corpus, ARM, out, resume=True)
     assert not proof.exists()
 
@@ -133,7 +133,7 @@ def test_an_evil_object_among_the_ranks_states_cannot_run(experiment, corpus, ou
     shutil.rmtree(out / "checkpoints")
     state.save(trainer, 4, out / "checkpoints", 1)
     monkeypatch.undo()
-    with pytest.raises(CheckpointError, match="Weights only load failed"):
+    with pytest.raises(CheckpointError, match="neither a tensor nor a plain value"):
         state.load(trainer, _newest(out))
     assert not proof.exists()
 
