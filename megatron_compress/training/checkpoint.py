@@ -78,8 +78,10 @@ def save(state: dict, folder: Path, step: int, keep: int) -> Path:
         shutil.rmtree(partial, ignore_errors=True)  # makes room; another rank may be doing the same
         older = latest(folder)
         still = f"{older} is as it was" if older else "there is no older one"
+        free = shutil.disk_usage(folder).free / 1e6 if folder.exists() else 0
         raise CheckpointError(
-            f"{target} could not be written: {_cause(error)}; {still}; see to it and resume"
+            f"{target} could not be written: {_cause(error)}; {free:,.0f} MB are free there; {still};"
+            " see to it and resume"
         ) from error
     return target
 

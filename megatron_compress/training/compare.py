@@ -111,6 +111,7 @@ def _as_json(arm: Arm) -> dict:
         "held_out_loss": arm.held_out_loss,
         "tokens_per_second": arm.tokens_per_second,
         "seconds": arm.seconds,
+        "peak_memory_gib": arm.result.peak_memory_gib,
         "report": None if arm.result.report is None else arm.result.report.to_json(),
         "held_out": [asdict(record) for record in arm.result.held_out],
         "steps": [asdict(record) for record in arm.result.steps],

@@ -38,6 +38,7 @@ class RunResult:
     steps: list[StepRecord] = field(default_factory=list)
     held_out: list[HeldOutRecord] = field(default_factory=list)
     report: object | None = None
+    peak_memory_gib: float | None = None  # of this rank's GPU; None without one
 
     def add(self, record: StepRecord | HeldOutRecord) -> None:
         (self.steps if isinstance(record, StepRecord) else self.held_out).append(record)
@@ -95,6 +96,8 @@ def _run(trainer: Trainer, arm: ArmConfig, result: RunResult, log: RunLog, done:
     """Steps `done` + 1 to the last, with evaluation, and with checkpoints if there is a `folder` for them."""
     run = trainer.experiment.train.run
     steps = arm.steps or run.steps
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
     for step in range(done + 1, steps + 1):
         records = [trainer.step(step)]
         if step % (run.evaluate_every or steps) == 0 or step == steps:
@@ -104,6 +107,8 @@ def _run(trainer: Trainer, arm: ArmConfig, result: RunResult, log: RunLog, done:
             log.write(record)
         if folder and run.save_every and (step % run.save_every == 0 or step == steps):
             state.save(trainer, step, folder, run.keep_checkpoints)
+    if torch.cuda.is_available():
+        result.peak_memory_gib = torch.cuda.max_memory_allocated() / 2**30
 
 
 @contextlib.contextmanager
