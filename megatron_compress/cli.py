@@ -14,28 +14,83 @@ bench = typer.Typer(no_args_is_help=True)
 app.add_typer(bench, name="bench", help="Measure this machine: times beside their floors.")
 
 ConfigFile = Annotated[Path, typer.Option("--config", help="Training file, as in configs/train/.")]
-Text = Annotated[Path | None, typer.Option(help="File or folder to train on; default: Python's standard library.")]
-Out = Annotated[Path, typer.Option(help="Folder for logs and results.")]
+Text = Annotated[Path | None, typer.Option(help="File or folder of text; default: what the training file names.")]
+Out = Annotated[Path, typer.Option(help="Folder for logs, checkpoints and results.")]
 Compress = Annotated[Path | None, typer.Option(help="Compression config file; default: plain Megatron.")]
 Steps = Annotated[int | None, typer.Option(min=1, help="Replaces run.steps of the training file.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in OUT, if there is one.")]
+Deterministic = Annotated[bool, typer.Option("--deterministic", help="Repeat every result to the bit, on GPUs too.")]
+TokenizerFile = Annotated[Path | None, typer.Option(help="A file of the `tokenizers` library; default: bytes.")]
+EndToken = Annotated[str | None, typer.Option(help="Token that ends a document; default: the usual names.")]
 
 
 @app.command()
-def train(config: ConfigFile, out: Out, compress: Compress = None, text: Text = None, steps: Steps = None) -> None:
+def train(
+    config: ConfigFile,
+    out: Out,
+    compress: Compress = None,
+    text: Text = None,
+    steps: Steps = None,
+    resume: Resume = False,
+    deterministic: Deterministic = False,
+) -> None:
     """Train one model."""
     cpu.apply()
     from megatron_compress.training import commands, distributed
 
-    distributed.run_and_exit(lambda: commands.train(config, out, compress, text, steps))
+    distributed.run_and_exit(
+        lambda: commands.train(commands.read(config, steps, deterministic), out, compress, text, resume)
+    )
 
 
 @app.command()
-def compare(config: ConfigFile, out: Out, text: Text = None) -> None:
+def compare(
+    config: ConfigFile, out: Out, text: Text = None, steps: Steps = None, deterministic: Deterministic = False
+) -> None:
     """Train every arm of the training file from the same seed and compare them."""
     cpu.apply()
     from megatron_compress.training import commands, distributed
 
-    distributed.run_and_exit(lambda: commands.compare(config, out, text))
+    distributed.run_and_exit(lambda: commands.compare(commands.read(config, steps, deterministic), out, text))
+
+
+@app.command()
+def prepare(
+    out: Annotated[Path, typer.Option(help="Writes OUT.bin, OUT.idx and OUT.json.")],
+    text: Annotated[Path | None, typer.Option(help="Text, .jsonl, or a folder; default: the standard library.")] = None,
+    tokenizer: TokenizerFile = None,
+    end_token: EndToken = None,
+) -> None:
+    """Turn text into a data set in Megatron's .bin/.idx format. Runs in one process."""
+    cpu.apply()
+    from megatron_compress.training import commands, distributed
+
+    distributed.run_and_exit(lambda: commands.prepare_text(text, out, tokenizer, end_token))
+
+
+Source = Annotated[Path, typer.Option(help="A .gguf file, or a folder with config.json and .safetensors files.")]
+
+
+@app.command("import-model")
+def import_model(
+    source: Source,
+    out: Annotated[Path, typer.Option(help="Folder for model.yaml, tokenizer.json and the checkpoint.")],
+    tensor: Annotated[int, typer.Option(min=1, help="Add zero heads until so many ranks can share them.")] = 1,
+) -> None:
+    """Turn a published model into a checkpoint to start from (`init`). Runs in one process."""
+    cpu.apply()
+    from megatron_compress.training import commands, distributed
+
+    distributed.run_and_exit(lambda: commands.import_model(source, out, tensor))
+
+
+@app.command("check-model")
+def check_model(config: ConfigFile, source: Source, out: Out, text: Text = None) -> None:
+    """Compare the training file's `init`, in its layout of ranks, with the model that it was imported from."""
+    cpu.apply()
+    from megatron_compress.training import commands, distributed
+
+    distributed.run_and_exit(lambda: commands.check_model(commands.read(config), source, out, text))
 
 
 @bench.command("kernels")

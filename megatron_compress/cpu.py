@@ -39,7 +39,7 @@ def apply() -> None:
     _shim_sends()
     _shim_tensor_methods()
     _shim_rng()
-    _shim_norm()
+    shim_norm()
     _shim_moe()
 
 
@@ -137,14 +137,16 @@ def _shim_rng() -> None:
     logging.getLogger(random.__name__).addFilter(lambda record: "CPU RNG state changed" not in record.getMessage())
 
 
-def _shim_norm() -> None:
+def shim_norm() -> None:
     """The norm that stands in for apex refuses sequence parallelism; its parameters only lack the mark for it.
 
-    Megatron sums the gradients of marked parameters over the tensor-parallel ranks.
+    Megatron sums the gradients of marked parameters over the tensor-parallel ranks. GPUs without apex need this too.
     """
     from megatron.core.transformer.torch_norm import WrappedTorchNorm
 
     upstream_new = WrappedTorchNorm.__new__
+    if getattr(upstream_new, "marks_parameters", False):
+        return
 
     def new(cls, config, *args, **kwargs):
         without_sp = copy.copy(config)
@@ -154,6 +156,7 @@ def _shim_norm() -> None:
             parameter.sequence_parallel = config.sequence_parallel
         return norm
 
+    new.marks_parameters = True
     WrappedTorchNorm.__new__ = new
 
 

@@ -46,6 +46,17 @@ class Session:
         self.traffic = Traffic()
         self.step = 0
 
+    def state_dict(self) -> dict:
+        """What a checkpoint keeps of this rank's compression; plain values and tensors."""
+        return {"step": self.step, "config": self.config.digest()}
+
+    def load_state_dict(self, state: dict) -> list[str]:
+        """Go on from such a state; a line for each thing that is not as it was (DESIGN D12)."""
+        self.step = state["step"]
+        if state["config"] == self.config.digest():
+            return []
+        return ["the compression configuration differs from the one that the checkpoint was trained with"]
+
     def route(self, place: Place, message: Message) -> Compressor | None:
         """The compressor for a message that leaves this rank, or None where it goes plainly; counts it either way."""
         choice = self.choose(place, message)

@@ -104,6 +104,11 @@ class Traffic:
     def flow(self, axis: str, direction: str, site: str) -> Flow:
         return self._flows.setdefault((axis, direction, site), Flow())
 
+    @property
+    def wire_bytes(self) -> int:
+        """That this rank has put on the wire."""
+        return sum(flow.wire_bytes for flow in self._flows.values())
+
     def gather(self) -> Traffic:
         """The sum over all ranks. A collective: every rank must call it, and every rank gets the result."""
         parts = [None] * dist.get_world_size()

@@ -3,7 +3,8 @@
 #
 #   bash scripts/pretrain.sh --config configs/train/quickstart.yaml --compress configs/compress/mixed.yaml --out results/run
 #
-# With several nodes, call it on each:
+# `--resume` goes on from the newest checkpoint in --out, `--deterministic` repeats results to the bit. With several
+# nodes, which must share the folder of --out, call it on each:
 #   NPROC         processes on this node (default: its GPUs, or without any its cores)
 #   NNODES        number of nodes (default: 1)
 #   NODE_RANK     number of this node, from 0

@@ -16,6 +16,7 @@ from megatron_compress.training.config import ArmConfig, Experiment
 from megatron_compress.training.data import Corpus
 from megatron_compress.training.distributed import is_first_rank
 from megatron_compress.training.loop import RunResult, train
+from megatron_compress.training.prepared import Blend
 from megatron_compress.training.provenance import provenance
 
 _FINAL_STEPS = 20  # the final training loss is a mean over so many steps, as one step's batch is small
@@ -23,7 +24,7 @@ _FINAL_STEPS = 20  # the final training loss is a mean over so many steps, as on
 
 @dataclass(frozen=True)
 class Arm:
-    """An arm with its result and the few numbers that are read off it. Losses are in nats per byte."""
+    """An arm with its result and the few numbers that are read off it. Losses are in nats per token."""
 
     config: ArmConfig
     result: RunResult
@@ -67,11 +68,11 @@ class Equality:
         return f"{self.arm}: the loss of step {self.first_difference} differs from that of {self.reference}"
 
 
-def run_arms(experiment: Experiment, corpus: Corpus, out: Path) -> list[Arm]:
+def run_arms(experiment: Experiment, data: Corpus | Blend, out: Path) -> list[Arm]:
     """Train every arm of the experiment in turn. Called by every rank; the first one logs to `out`."""
     arms = []
     for config in experiment.train.arms:
-        arms.append(Arm(config, train(experiment, corpus, config, out)))
+        arms.append(Arm(config, train(experiment, data, config, out)))
         gc.collect()  # the finished model is full of reference cycles; the next one wants its memory
     return arms
 
@@ -88,12 +89,14 @@ def _compare(arm: Arm, reference: Arm) -> Equality:
     return Equality(arm.name, reference.name, len(pairs), min(different, default=None))
 
 
-def write_results(path: Path, experiment: Experiment, corpus: Corpus, arms: list[Arm], equal: list[Equality]) -> None:
+def write_results(
+    path: Path, experiment: Experiment, data: Corpus | Blend, arms: list[Arm], equal: list[Equality]
+) -> None:
     """All that is known about the arms, as JSON. Called by the first rank."""
     results = {
         **provenance(),
         "config": {"train": experiment.train.model_dump(), "model": experiment.model.model_dump()},
-        "text": corpus.describe(),
+        "text": data.describe(),
         "arms": [_as_json(arm) for arm in arms],
         "equalities": [asdict(item) for item in equal],
     }
@@ -108,24 +111,25 @@ def _as_json(arm: Arm) -> dict:
         "held_out_loss": arm.held_out_loss,
         "tokens_per_second": arm.tokens_per_second,
         "seconds": arm.seconds,
+        "peak_memory_gib": arm.result.peak_memory_gib,
         "report": None if arm.result.report is None else arm.result.report.to_json(),
         "held_out": [asdict(record) for record in arm.result.held_out],
         "steps": [asdict(record) for record in arm.result.steps],
     }
 
 
-def compare(experiment: Experiment, corpus: Corpus, out: Path) -> bool:
+def compare(experiment: Experiment, data: Corpus | Blend, out: Path) -> bool:
     """Run all arms; the first rank prints the tables and writes results.json and curves.png to `out`.
 
     Returns:
         Whether every arm that had to equal another did. The same on every rank.
     """
-    arms = run_arms(experiment, corpus, out)
+    arms = run_arms(experiment, data, out)
     equal = check_equalities(arms)
     if is_first_rank():
         from megatron_compress.training import summary  # matplotlib is slow to import, and one rank draws
 
-        write_results(out / "results.json", experiment, corpus, arms, equal)
-        summary.draw_curves(out / "curves.png", arms)
-        summary.print_summary(arms, equal, out)
+        write_results(out / "results.json", experiment, data, arms, equal)
+        summary.draw_curves(out / "curves.png", arms, data.tokenizer.unit)
+        summary.print_summary(arms, equal, out, data.tokenizer.unit)
     return all(item.first_difference is None for item in equal)

@@ -1,8 +1,8 @@
-"""Typed YAML of the trainer: what is trained (`configs/models/`), and how (`configs/train/`)."""
+"""Typed YAML of the trainer: how a model (`model_config.py`) is trained, as in `configs/train/`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -11,31 +11,7 @@ from pydantic import Field, model_validator
 from megatron_compress import strict_yaml
 from megatron_compress.strict_model import StrictModel
 from megatron_compress.strict_yaml import ConfigError
-
-
-class ModelConfig(StrictModel):
-    """A decoder-only transformer on bytes: GPT-2-like or LLaMA-like by its four choices."""
-
-    num_layers: int = Field(ge=1)
-    hidden_size: int = Field(ge=1)
-    ffn_hidden_size: int = Field(ge=1, description="width of the MLP; SwiGLU has two projections of this width")
-    num_attention_heads: int = Field(ge=1)
-    num_query_groups: int | None = Field(default=None, ge=1, description="key/value heads; None: one per head")
-    normalization: Literal["LayerNorm", "RMSNorm"]
-    activation: Literal["gelu", "swiglu"]
-    position_embedding: Literal["learned", "rope"]
-    linear_bias: bool
-    tied_embeddings: bool
-    rotary_base: int = Field(default=10000, ge=1)
-    dropout: float = Field(default=0.0, ge=0, lt=1)
-
-    @model_validator(mode="after")
-    def _heads_divide(self) -> ModelConfig:
-        if self.hidden_size % self.num_attention_heads:
-            raise ValueError(f"hidden_size {self.hidden_size} is not a multiple of {self.num_attention_heads} heads")
-        if self.num_query_groups and self.num_attention_heads % self.num_query_groups:
-            raise ValueError(f"num_query_groups {self.num_query_groups} does not divide {self.num_attention_heads}")
-        return self
+from megatron_compress.training.model_config import ModelConfig
 
 
 class ParallelConfig(StrictModel):
@@ -56,22 +32,45 @@ class ParallelConfig(StrictModel):
         return self
 
 
+class SourceConfig(StrictModel):
+    """A data set in Megatron's format, as the command `prepare` writes it."""
+
+    path: str = Field(description="of the files PATH.bin and PATH.idx")
+    weight: float | None = Field(default=None, gt=0, description="share of the blend; for all sources or for none")
+
+
 class DataConfig(StrictModel):
-    """Windows of `sequence_length` bytes, `global_batch_size` of them a step."""
+    """Windows of `sequence_length` tokens, `global_batch_size` of them a step.
+
+    The tokens come from `prepared`, else from `text`, else from Python's standard library.
+    """
 
     sequence_length: int = Field(ge=2)
     micro_batch_size: int = Field(ge=1)
     global_batch_size: int = Field(ge=1)
     held_out_fraction: float = Field(default=0.05, gt=0, lt=0.5, description="share of the text never trained on")
     held_out_windows: int = Field(ge=1, description="fixed windows of held-out text; their mean loss is reported")
+    tokenizer: str | None = Field(default=None, description="a file of the `tokenizers` library; None: bytes")
+    end_token: str | None = Field(default=None, description="token that ends a document; None: the usual names")
+    text: str | None = Field(default=None, description="file, .jsonl file, or folder of these")
+    prepared: list[SourceConfig] = Field(default=[], description="a blend of prepared data sets")
+
+    @model_validator(mode="after")
+    def _one_kind_of_source(self) -> DataConfig:
+        if self.text is not None and self.prepared:
+            raise ValueError("both `text` and `prepared` are given; keep one of the two")
+        if len({source.weight is None for source in self.prepared}) > 1:
+            raise ValueError("some sources in `prepared` have a weight; give one to all, or to none (by size)")
+        return self
 
 
 class OptimizerConfig(StrictModel):
-    """AdamW with linear warm-up and cosine decay to `min_lr` at the last step."""
+    """AdamW with linear warm-up, then decay to `min_lr` at the last step."""
 
     lr: float = Field(gt=0)
     min_lr: float = Field(ge=0)
     warmup_steps: int = Field(ge=0)
+    decay: Literal["cosine", "linear", "constant"] = "cosine"
     weight_decay: float = Field(default=0.1, ge=0)
     beta1: float = Field(default=0.9, ge=0, lt=1)
     beta2: float = Field(default=0.95, ge=0, lt=1)
@@ -83,7 +82,10 @@ class RunConfig(StrictModel):
     seed: int = Field(default=1234, ge=0)
     precision: Literal["fp32", "bf16"] = "fp32"
     recompute: bool = False
+    deterministic: bool = Field(default=False, description="on GPUs, only kernels that repeat their results to the bit")
     evaluate_every: int | None = Field(default=None, ge=1, description="steps between held-out losses; None: at end")
+    save_every: int | None = Field(default=None, ge=1, description="steps between checkpoints; None: none are written")
+    keep_checkpoints: int = Field(default=2, ge=1, description="the newest so many stay")
 
 
 class ArmConfig(StrictModel):
@@ -99,6 +101,7 @@ class TrainConfig(StrictModel):
     """A training file. Paths in it are relative to the file."""
 
     model: str
+    init: str | None = Field(default=None, description="checkpoint folder of the first weights; None: random weights")
     parallel: ParallelConfig = ParallelConfig()
     data: DataConfig
     optimizer: OptimizerConfig
@@ -137,7 +140,11 @@ class Experiment:
     folder: Path
 
     def compress_file(self, arm: ArmConfig) -> Path | None:
-        return None if arm.compress is None else self.folder / arm.compress
+        return None if arm.compress is None else self.file(arm.compress)
+
+    def file(self, path: str) -> Path:
+        """A path that the training file names."""
+        return self.folder / path
 
     def with_steps(self, steps: int) -> Experiment:
         """The same experiment with its schedule, warm-up included, stretched or shrunk to another length."""
@@ -145,7 +152,12 @@ class Experiment:
         optimizer = self.train.optimizer.model_copy(update={"warmup_steps": warmup_steps})
         run = self.train.run.model_copy(update={"steps": steps})
         train = self.train.model_copy(update={"optimizer": optimizer, "run": run})
-        return Experiment(train, self.model, self.folder)
+        return replace(self, train=train)
+
+    def deterministic(self) -> Experiment:
+        """The same experiment with `run.deterministic` set."""
+        run = self.train.run.model_copy(update={"deterministic": True})
+        return replace(self, train=self.train.model_copy(update={"run": run}))
 
 
 def load_experiment(path: Path) -> Experiment:

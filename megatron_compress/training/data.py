@@ -1,9 +1,8 @@
-"""Byte-level text: which bytes are trained on, which are held out, and which of them a microbatch holds."""
+"""Text in memory: which tokens are trained on, which are held out, and which of them a microbatch holds."""
 
 from __future__ import annotations
 
 import hashlib
-import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,74 +10,69 @@ import numpy as np
 import torch
 
 from megatron_compress.strict_yaml import ConfigError
-
-VOCABULARY_SIZE = 256
-_DOCUMENT_END = b"\0"
-_NOT_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+from megatron_compress.training.config import TrainConfig
+from megatron_compress.training.documents import documents, name
+from megatron_compress.training.tokenizer import Tokenizer, load_tokenizer
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Two disjoint uint8 arrays of text; each document ends with a zero byte."""
+    """Two disjoint arrays of token ids; each document ends with its tokenizer's `end`."""
 
     train: np.ndarray
     held_out: np.ndarray
     source: str
     sha256: str
+    tokenizer: Tokenizer
 
     def describe(self) -> dict:
         """For a results file: where the text came from, and how to see that another run had the same."""
-        sizes = {"train_bytes": len(self.train), "held_out_bytes": len(self.held_out)}
+        sizes = {f"{part}_{self.tokenizer.unit}s": len(getattr(self, part)) for part in ("train", "held_out")}
         return {"source": self.source, "sha256": self.sha256, **sizes}
 
+    def microbatch(self, config: TrainConfig, step: int, index: int) -> torch.Tensor:
+        """Microbatch `index` of the global batch of `step`, int64 [micro_batch_size, sequence_length + 1]."""
+        data = config.data
+        return training_microbatch(self, config.run.seed, step, index, data.micro_batch_size, data.sequence_length)
 
-def load_corpus(text: Path | None, held_out_fraction: float, sequence_length: int) -> Corpus:
+    def held_out_microbatches(self, config: TrainConfig) -> list[torch.Tensor]:
+        """The held-out windows, in microbatches as those of training."""
+        data = config.data
+        return held_out_microbatches(self, data.held_out_windows, data.micro_batch_size, data.sequence_length)
+
+
+def load_corpus(
+    text: Path | None, held_out_fraction: float, sequence_length: int, tokenizer: Tokenizer | None = None
+) -> Corpus:
     """The documents of `text` (a file, or a folder of files), or this Python's standard library if it is None.
 
     Every n-th document is held out, n = 1 / held_out_fraction; of a single document, its last part.
 
+    Args:
+        tokenizer: None: bytes.
+
     Raises:
-        ConfigError: there is no text, or too little for one window of `sequence_length` + 1 bytes on both sides.
+        ConfigError: there is no text, or too little for one window of `sequence_length` + 1 tokens on both sides.
     """
-    if text is None:
-        source, paths = "Python standard library", _standard_library()
-    else:
-        source, paths = str(text), _files(text)
-    documents = [path.read_bytes() + _DOCUMENT_END for path in paths]
-    train, held_out = _split(documents, held_out_fraction)
+    tokenizer = tokenizer or load_tokenizer(None)
+    train, held_out = _split([tokenizer.document(text) for text in documents(text)], held_out_fraction)
     shortest = min(len(train), len(held_out))
     if shortest <= sequence_length:
-        raise ConfigError(f"{source}: {shortest} bytes are too few for one window of {sequence_length} + 1")
-    digest = hashlib.sha256(train + held_out).hexdigest()
-    return Corpus(_array(train), _array(held_out), source, digest)
+        unit = f"{tokenizer.unit}s"
+        raise ConfigError(f"{name(text)}: {shortest} {unit} are too few for one window of {sequence_length} + 1")
+    digest = hashlib.sha256(train.tobytes() + held_out.tobytes()).hexdigest()
+    return Corpus(train, held_out, name(text), digest, tokenizer)
 
 
-def _standard_library() -> list[Path]:
-    root = Path(sysconfig.get_path("stdlib"))
-    paths = [path for path in root.rglob("*.py") if not _NOT_LIBRARY.intersection(path.relative_to(root).parts)]
-    return sorted(paths)
-
-
-def _files(text: Path) -> list[Path]:
-    if text.is_file():
-        return [text]
-    paths = sorted(path for path in text.rglob("*") if path.is_file())
-    if not paths:
-        raise ConfigError(f"--text {text}: no such file, and no folder with files in it")
-    return paths
-
-
-def _split(documents: list[bytes], held_out_fraction: float) -> tuple[bytes, bytes]:
+def _split(documents: list[np.ndarray], held_out_fraction: float) -> tuple[np.ndarray, np.ndarray]:
+    if not documents:
+        return np.empty(0), np.empty(0)
     if len(documents) == 1:
         cut = int(len(documents[0]) * (1 - held_out_fraction))
         return documents[0][:cut], documents[0][cut:]
     every = min(round(1 / held_out_fraction), len(documents))
-    train = b"".join(document for i, document in enumerate(documents) if i % every != every - 1)
-    return train, b"".join(documents[every - 1 :: every])
-
-
-def _array(text: bytes) -> np.ndarray:
-    return np.frombuffer(text, dtype=np.uint8)
+    train = [document for i, document in enumerate(documents) if i % every != every - 1]
+    return np.concatenate(train), np.concatenate(documents[every - 1 :: every])
 
 
 def training_microbatch(corpus: Corpus, seed: int, step: int, index: int, size: int, length: int) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -16,39 +17,98 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
 import megatron_compress
+from megatron_compress.hooks.active import get_active
+from megatron_compress.training import checkpoint, state
 from megatron_compress.training.config import ArmConfig, Experiment, num_microbatches
-from megatron_compress.training.data import Corpus, held_out_microbatches, training_microbatch
+from megatron_compress.training.data import Corpus
 from megatron_compress.training.distributed import device, is_first_rank, seed_everything
+from megatron_compress.training.identity import identity
 from megatron_compress.training.metrics import HeldOutRecord, RunLog, StepRecord
 from megatron_compress.training.model import build_model, params_dtype
+from megatron_compress.training.prepared import Blend
 
 
 @dataclass
 class RunResult:
-    """What a run leaves behind, the same on every rank. `report` is the hooks' report; None for plain Megatron."""
+    """What a run leaves behind, the same on every rank. `report` is the hooks' report; None for plain Megatron.
+
+    Of a resumed run the first rank has all records, the others those since.
+    """
 
     steps: list[StepRecord] = field(default_factory=list)
     held_out: list[HeldOutRecord] = field(default_factory=list)
     report: object | None = None
+    peak_memory_gib: float | None = None  # of this rank's GPU; None without one
+
+    def add(self, record: StepRecord | HeldOutRecord) -> None:
+        (self.steps if isinstance(record, StepRecord) else self.held_out).append(record)
 
 
-def train(experiment: Experiment, corpus: Corpus, arm: ArmConfig, out: Path) -> RunResult:
+def train(experiment: Experiment, data: Corpus | Blend, arm: ArmConfig, out: Path) -> RunResult:
     """Train a new model as `arm` says and log each step to `out`/NAME.jsonl. Called by every rank."""
     result = RunResult()
-    steps = arm.steps or experiment.train.run.steps
-    every = experiment.train.run.evaluate_every or steps
-    log = RunLog(out / f"{arm.name}.jsonl", arm.name, steps, active=is_first_rank())
-    with log, _compression(experiment.compress_file(arm)):
-        trainer = Trainer(experiment, corpus)
-        for step in range(1, steps + 1):
-            result.steps.append(trainer.step(step))
-            log.write(result.steps[-1])
-            if step % every == 0 or step == steps:
-                result.held_out.append(trainer.evaluate(step))
-                log.write(result.held_out[-1])
+    with _compression(experiment.compress_file(arm)):
+        trainer = Trainer(experiment, data)
+        log = RunLog(out / f"{arm.name}.jsonl", arm.name, arm.steps or experiment.train.run.steps, is_first_rank())
+        with log:
+            _run(trainer, arm, result, log)
         if arm.compress is not None:
             result.report = megatron_compress.report().gather()
     return result
+
+
+def pretrain(experiment: Experiment, data: Corpus | Blend, arm: ArmConfig, out: Path, resume: bool) -> RunResult:
+    """As `train`, with checkpoints in `out`/checkpoints, and TensorBoard. Called by every rank.
+
+    Args:
+        resume: go on from the newest checkpoint, if there is one.
+
+    Raises:
+        CheckpointError: a checkpoint could not be written or read, or there are some and `resume` is False.
+    """
+    result = RunResult()
+    folder = out / "checkpoints"
+    newest = checkpoint.latest(folder)
+    if newest is not None and not resume:
+        raise checkpoint.CheckpointError(f"{folder} has checkpoints; add --resume to go on, or give another --out")
+    with _compression(experiment.compress_file(arm)):
+        trainer = Trainer(experiment, data)
+        done = 0
+        if newest is not None:
+            done, remarks = state.load(trainer, newest)
+            _say([f"resumed from {newest}", *remarks])
+        log = RunLog(out / f"{arm.name}.jsonl", arm.name, experiment.train.run.steps, is_first_rank(), done, out)
+        for record in log.before:
+            result.add(record)
+        with log:
+            _run(trainer, arm, result, log, done, folder)
+        if arm.compress is not None:
+            result.report = megatron_compress.report().gather()
+    return result
+
+
+def _say(lines: list[str]) -> None:
+    if is_first_rank():
+        print("\n".join(lines), file=sys.stderr, flush=True)
+
+
+def _run(trainer: Trainer, arm: ArmConfig, result: RunResult, log: RunLog, done: int = 0, folder: Path | None = None):
+    """Steps `done` + 1 to the last, with evaluation, and with checkpoints if there is a `folder` for them."""
+    run = trainer.experiment.train.run
+    steps = arm.steps or run.steps
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    for step in range(done + 1, steps + 1):
+        records = [trainer.step(step)]
+        if step % (run.evaluate_every or steps) == 0 or step == steps:
+            records.append(trainer.evaluate(step))
+        for record in records:
+            result.add(record)
+            log.write(record)
+        if folder and run.save_every and (step % run.save_every == 0 or step == steps):
+            state.save(trainer, step, folder, run.keep_checkpoints)
+    if torch.cuda.is_available():
+        result.peak_memory_gib = torch.cuda.max_memory_allocated() / 2**30
 
 
 @contextlib.contextmanager
@@ -66,17 +126,22 @@ def _compression(file: Path | None) -> Iterator[None]:
 class Trainer:
     """A model, its optimizer and its data at one point of a run."""
 
-    def __init__(self, experiment: Experiment, corpus: Corpus):
+    def __init__(self, experiment: Experiment, data: Corpus | Blend):
+        self.experiment = experiment
+        self.identity = identity(experiment, data)
         self._config = experiment.train
-        self._corpus = corpus
+        self._data = data
         self._dp_rank = parallel_state.get_data_parallel_rank()
         self._dp_size = parallel_state.get_data_parallel_world_size()
         self._num_microbatches = num_microbatches(experiment.train, self._dp_size)
         self._held_out = self._my_held_out_microbatches()
         seed_everything(self._config.run.seed)
         self.chunks = build_model(experiment)
+        if self._config.init is not None:
+            first = experiment.file(self._config.init)
+            state.load_weights(self.chunks, checkpoint.latest(first) or first)
         self.optimizer = _build_optimizer(experiment, self.chunks)
-        self._scheduler = _build_scheduler(experiment, self.optimizer)
+        self.scheduler = _build_scheduler(experiment, self.optimizer)
 
     def step(self, step: int) -> StepRecord:
         """Run training step `step`, counted from 1.
@@ -88,15 +153,17 @@ class Trainer:
         for chunk in self.chunks:
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
+        sent = _bytes_sent()
         loss = self._forward_backward(self._microbatches(step), forward_only=False)
-        self._scheduler.step(1)
+        self.scheduler.step(1)
         _, grad_norm, _ = self.optimizer.step()
         if not math.isfinite(loss):
             raise FloatingPointError(f"the loss of step {step} is {loss}, the gradient norm {grad_norm}")
         seconds = time.perf_counter() - start
         lr = self.optimizer.param_groups[0]["lr"]
         tokens = self._config.data.global_batch_size * self._config.data.sequence_length
-        return StepRecord(step, loss, loss.hex(), float(grad_norm), lr, seconds, tokens / seconds)
+        wire_bytes = None if sent is None else _bytes_sent() - sent
+        return StepRecord(step, loss, loss.hex(), float(grad_norm), lr, seconds, tokens / seconds, wire_bytes)
 
     @torch.no_grad()
     def evaluate(self, step: int) -> HeldOutRecord:
@@ -110,15 +177,11 @@ class Trainer:
 
     def _microbatches(self, step: int) -> list[torch.Tensor]:
         """This rank's part of the global batch; ranks of one model-parallel group have the same part."""
-        data, first = self._config.data, self._dp_rank * self._num_microbatches
-        sizes = (data.micro_batch_size, data.sequence_length)
-        indices = range(first, first + self._num_microbatches)
-        return [training_microbatch(self._corpus, self._config.run.seed, step, index, *sizes) for index in indices]
+        first = self._dp_rank * self._num_microbatches
+        return [self._data.microbatch(self._config, step, first + i) for i in range(self._num_microbatches)]
 
     def _my_held_out_microbatches(self) -> list[torch.Tensor]:
-        data = self._config.data
-        sizes = (data.micro_batch_size, data.sequence_length)
-        return held_out_microbatches(self._corpus, data.held_out_windows, *sizes)[self._dp_rank :: self._dp_size]
+        return self._data.held_out_microbatches(self._config)[self._dp_rank :: self._dp_size]
 
     def _forward_backward(self, microbatches: list[torch.Tensor], forward_only: bool) -> float:
         """Run Megatron's schedule; the mean loss over the microbatches of all data-parallel ranks."""
@@ -132,6 +195,12 @@ class Trainer:
             forward_only=forward_only,
         )
         return _mean_over_ranks(losses, len(microbatches) * self._dp_size)
+
+
+def _bytes_sent() -> int | None:
+    """On the compressed axes, by this rank; None for plain Megatron, where nobody counts."""
+    active = get_active()
+    return None if active is None else active.session.traffic.wire_bytes
 
 
 def _forward_step(microbatches: Iterator[torch.Tensor], model: torch.nn.Module):
@@ -181,7 +250,7 @@ def _build_scheduler(experiment: Experiment, optimizer) -> OptimizerParamSchedul
         min_lr=settings.min_lr,
         lr_warmup_steps=settings.warmup_steps,
         lr_decay_steps=steps,
-        lr_decay_style="cosine",
+        lr_decay_style=settings.decay,
         start_wd=settings.weight_decay,
         end_wd=settings.weight_decay,
         wd_incr_steps=steps,

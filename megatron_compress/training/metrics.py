@@ -12,7 +12,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One training step. `loss` is nats per byte over the global batch, before the update; `seconds` is wall time."""
+    """One training step.
+
+    Args:
+        loss: nats per token over the global batch, before the update.
+        seconds: wall time.
+        wire_bytes: that the first rank sent on the compressed axes; None for plain Megatron, where nobody counts.
+    """
 
     step: int
     loss: float
@@ -21,11 +27,12 @@ class StepRecord:
     lr: float
     seconds: float
     tokens_per_second: float
+    wire_bytes: int | None = None
 
 
 @dataclass(frozen=True)
 class HeldOutRecord:
-    """Mean loss, in nats per byte, over the held-out windows after `step` updates."""
+    """Mean loss, in nats per token, over the held-out windows after `step` updates."""
 
     step: int
     held_out_loss: float
@@ -36,19 +43,26 @@ class RunLog:
     """Writes the records of one run. Only the first rank writes; on the others it does nothing.
 
     Args:
-        path: the JSON-lines file, replaced if it is there.
+        path: the JSON-lines file, replaced if it is there; of a resumed run, what comes after step `done` is.
         title: the run's name beside the bar.
         steps: how many steps the bar has.
+        done: steps of a resumed run before this one; `before` has their records.
+        out: folder for TensorBoard; None: it gets nothing.
     """
 
-    def __init__(self, path: Path, title: str, steps: int, active: bool):
+    def __init__(self, path: Path, title: str, steps: int, active: bool, done: int = 0, out: Path | None = None):
         self._active = active
+        self.before: list[StepRecord | HeldOutRecord] = []
         if not active:
             return
         path.parent.mkdir(parents=True, exist_ok=True)
+        if done and path.exists():
+            self.before = [record for record in _read(path) if record.step <= done]
         self._file = path.open("w")
+        self._file.writelines(_line(record) for record in self.before)
+        self._board = None if out is None else _board(out / "tensorboard", done)
         self._bar = _progress_bar()
-        self._task = self._bar.add_task(title, total=steps, note="")
+        self._task = self._bar.add_task(title, total=steps, completed=done, note="")
 
     def __enter__(self) -> RunLog:
         if self._active:
@@ -59,15 +73,59 @@ class RunLog:
         if self._active:
             self._bar.stop()
             self._file.close()
+            if self._board is not None:
+                self._board.close()
 
     def write(self, record: StepRecord | HeldOutRecord) -> None:
         if not self._active:
             return
-        self._file.write(json.dumps(asdict(record)) + "\n")
+        self._file.write(_line(record))
         self._file.flush()
+        values = _values(record)
+        if self._board is not None:
+            for name, value in values.items():
+                self._board.add_scalar(name, value, record.step)
         if isinstance(record, StepRecord):
-            note = f"loss {record.loss:.3f}  {record.tokens_per_second:,.0f} tokens/s"
-            self._bar.update(self._task, completed=record.step, note=note)
+            self._bar.update(self._task, completed=record.step, note=_note(values))
+
+
+def _line(record: StepRecord | HeldOutRecord) -> str:
+    return json.dumps(asdict(record)) + "\n"
+
+
+def _read(path: Path) -> list[StepRecord | HeldOutRecord]:
+    """The records of a log; its last line may have been cut short when the run was killed."""
+    records = []
+    for line in path.read_text().splitlines():
+        try:
+            values = json.loads(line)
+            records.append((HeldOutRecord if "held_out_loss" in values else StepRecord)(**values))
+        except (ValueError, TypeError):
+            break
+    return records
+
+
+def _values(record: StepRecord | HeldOutRecord) -> dict[str, float]:
+    """What people look at."""
+    if isinstance(record, HeldOutRecord):
+        return {"held_out_loss": record.held_out_loss}
+    names = ("loss", "grad_norm", "lr", "tokens_per_second")
+    values = {name: getattr(record, name) for name in names}
+    if record.wire_bytes is not None:
+        values["wire_bytes_per_second"] = record.wire_bytes / record.seconds
+    return values
+
+
+def _note(values: dict[str, float]) -> str:
+    note = f"loss {values['loss']:.3f}  {values['tokens_per_second']:,.0f} tokens/s"
+    sent = values.get("wire_bytes_per_second")
+    return note if sent is None else f"{note}  {sent / 1e6:,.1f} wire MB/s"
+
+
+def _board(folder: Path, done: int):
+    from torch.utils.tensorboard import SummaryWriter  # slow to import
+
+    return SummaryWriter(str(folder), purge_step=done + 1)
 
 
 def _progress_bar() -> Progress:

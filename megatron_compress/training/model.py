@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from megatron.core import parallel_state
@@ -10,13 +12,16 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import Float16Module
+from megatron.core.transformer.spec_utils import ModuleSpec
 
-from megatron_compress.training.config import Experiment, ModelConfig
-from megatron_compress.training.data import VOCABULARY_SIZE
+from megatron_compress import cpu
+from megatron_compress.training.attention import SdpaAttention
+from megatron_compress.training.config import Experiment
 from megatron_compress.training.distributed import device
+from megatron_compress.training.model_config import ModelConfig
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-_ACTIVATIONS = {"gelu": F.gelu, "swiglu": F.silu}  # gated for swiglu
+_ACTIVATIONS = {"gelu": F.gelu, "gelu_tanh": partial(F.gelu, approximate="tanh"), "swiglu": F.silu}
 _POSITIONS = {"learned": "learned_absolute", "rope": "rope"}
 
 
@@ -34,10 +39,15 @@ def transformer_config(experiment: Experiment) -> TransformerConfig:
         ffn_hidden_size=model.ffn_hidden_size,
         num_attention_heads=model.num_attention_heads,
         num_query_groups=model.num_query_groups,
+        kv_channels=model.head_dim,
         normalization=model.normalization,
+        layernorm_epsilon=model.norm_epsilon,
+        qk_layernorm=model.qk_norm,
+        init_method_std=model.init_std,
         activation_func=_ACTIVATIONS[model.activation],
         gated_linear_unit=model.activation == "swiglu",
         add_bias_linear=model.linear_bias,
+        add_qkv_bias=model.qkv_bias,
         hidden_dropout=model.dropout,
         attention_dropout=model.dropout,
         masked_softmax_fusion=False,
@@ -55,12 +65,14 @@ def transformer_config(experiment: Experiment) -> TransformerConfig:
         pipeline_dtype=params_dtype(experiment),
         params_dtype=params_dtype(experiment),
         bf16=run.precision == "bf16",
+        deterministic_mode=run.deterministic,
         **(recompute if run.recompute else {}),
     )
 
 
 def build_model(experiment: Experiment) -> list[DistributedDataParallel]:
     """This rank's chunks, in order of virtual stage. Weights come from the random states as they stand."""
+    cpu.shim_norm()  # without apex and Transformer-Engine GPUs need it as well
     config = transformer_config(experiment)
     config.finalize_model_grads_func = finalize_model_grads
     virtual_size = experiment.train.parallel.virtual_pipeline
@@ -71,23 +83,33 @@ def build_model(experiment: Experiment) -> list[DistributedDataParallel]:
 def _build_chunk(experiment: Experiment, config: TransformerConfig, stage: int | None) -> GPTModel:
     model: ModelConfig = experiment.model
     where = {"ignore_virtual": False, "vp_stage": stage}
+    scaling = {"rope_scaling": True, "rope_scaling_factor": model.rotary_scaling_factor}
     return GPTModel(
         config=config,
-        transformer_layer_spec=get_gpt_layer_local_spec(normalization=model.normalization),
-        vocab_size=_padded_vocabulary(config.tensor_model_parallel_size),
-        max_sequence_length=experiment.train.data.sequence_length,
+        transformer_layer_spec=_layer_spec(model),
+        vocab_size=_padded_vocabulary(model.vocab_size, config.tensor_model_parallel_size),
+        max_sequence_length=model.max_positions or experiment.train.data.sequence_length,
         pre_process=parallel_state.is_pipeline_first_stage(**where),
         post_process=parallel_state.is_pipeline_last_stage(**where),
         share_embeddings_and_output_weights=model.tied_embeddings,
         position_embedding_type=_POSITIONS[model.position_embedding],
         rotary_base=model.rotary_base,
         vp_stage=stage,
+        **(scaling if model.rotary_scaling_factor else {}),
     )
 
 
-def _padded_vocabulary(tensor_parallel_size: int) -> int:
+def _layer_spec(model: ModelConfig) -> ModuleSpec:
+    """megatron-core's own layers; on GPUs without the softmax that keeps all scores of a sequence in memory."""
+    spec = get_gpt_layer_local_spec(normalization=model.normalization, qk_layernorm=model.qk_norm)
+    if device().type == "cuda":
+        spec.submodules.self_attention.submodules.core_attention = SdpaAttention
+    return spec
+
+
+def _padded_vocabulary(vocab_size: int, tensor_parallel_size: int) -> int:
     """The embedding is cut into equal parts."""
-    return -(-VOCABULARY_SIZE // tensor_parallel_size) * tensor_parallel_size
+    return -(-vocab_size // tensor_parallel_size) * tensor_parallel_size
 
 
 def _wrap(chunk: GPTModel, config: TransformerConfig, experiment: Experiment) -> DistributedDataParallel:

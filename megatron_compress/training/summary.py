@@ -16,10 +16,10 @@ _TRAFFIC = [("pipeline", "forward"), ("pipeline", "backward"), ("tensor", "forwa
 _SMOOTH = 0.9  # weight of the past in the moving average of the drawn training loss
 
 
-def print_summary(arms: list[Arm], equal: list[Equality], out: Path) -> None:
-    """Print to stdout."""
+def print_summary(arms: list[Arm], equal: list[Equality], out: Path, unit: str) -> None:
+    """Print to stdout. Losses are in nats per `unit`."""
     console = Console()
-    console.print(_loss_table(arms))
+    console.print(_loss_table(arms, unit))
     if any(arm.result.report is not None for arm in arms):
         console.print(_traffic_table(arms))
     for arm in arms:
@@ -30,8 +30,8 @@ def print_summary(arms: list[Arm], equal: list[Equality], out: Path) -> None:
     console.print(f"wrote {out / 'results.json'} and {out / 'curves.png'}", highlight=False)
 
 
-def _loss_table(arms: list[Arm]) -> Table:
-    table = Table(title="loss, nats per byte", box=box.SIMPLE_HEAD)
+def _loss_table(arms: list[Arm], unit: str) -> Table:
+    table = Table(title=f"loss, nats per {unit}", box=box.SIMPLE_HEAD)
     for name in ("arm", "steps", "training", "held-out", f"vs {arms[0].name}", "tokens/s", "seconds"):
         table.add_column(name, justify="left" if name == "arm" else "right")
     for arm in arms:
@@ -79,7 +79,7 @@ def _traffic_row(totals: list[dict]) -> list[str]:
     return [*cells, f"{wire / 1e6:,.0f}", f"{logical / 1e6:,.0f}", f"{logical / wire:.2f}x" if wire else "-"]
 
 
-def draw_curves(path: Path, arms: list[Arm]) -> None:
+def draw_curves(path: Path, arms: list[Arm], unit: str) -> None:
     """Training loss (moving average) and held-out loss (marks) of every arm by step."""
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
@@ -88,7 +88,7 @@ def draw_curves(path: Path, arms: list[Arm]) -> None:
         (line,) = axes.plot(steps, _smoothed([record.loss for record in arm.result.steps]), label=arm.name)
         held_out = [(record.step, record.held_out_loss) for record in arm.result.held_out]
         axes.plot(*zip(*held_out, strict=True), "o", color=line.get_color(), markersize=4)
-    axes.set(xlabel="step", ylabel="loss, nats per byte", title="training loss (lines), held-out loss (dots)")
+    axes.set(xlabel="step", ylabel=f"loss, nats per {unit}", title="training loss (lines), held-out loss (dots)")
     axes.grid(alpha=0.3)
     axes.legend()
     FigureCanvasAgg(figure).print_png(path)

@@ -1,0 +1,34 @@
+"""Writes megatron-core's torch_dist format from within the training processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from megatron.core.dist_checkpointing.strategies.torch import (
+    MCoreSavePlanner,
+    TorchDistSaveShardedStrategy,
+    _replace_state_dict_keys_with_sharded_keys,
+    mcore_to_pyt_state_dict,
+)
+from torch.distributed import checkpoint
+
+
+class InProcessSave(TorchDistSaveShardedStrategy):
+    """What megatron-core's own strategy does, with torch's writer.
+
+    The writer of megatron-core forks processes and waits for them without end: one that dies (for want of memory, say)
+    hangs the job, and the processes outlive it. With torch's, an error on one rank is raised on all.
+    """
+
+    backend, version = "torch_dist", 1
+
+    def __init__(self):  # all that the other one takes is for its processes
+        pass
+
+    def save(self, sharded_state_dict: dict, checkpoint_dir: str | Path) -> None:
+        by_key, _, _ = _replace_state_dict_keys_with_sharded_keys(sharded_state_dict, keep_only_main_replica=True)
+        checkpoint.save(
+            mcore_to_pyt_state_dict(by_key, False),
+            storage_writer=checkpoint.FileSystemWriter(checkpoint_dir, single_file_per_rank=True, overwrite=True),
+            planner=MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False),
+        )
