@@ -81,8 +81,8 @@ decode = register(
 )
 # encode of decode's sum of `numel` elements, which stays rotated: H·H is the group's length.
 requantize = register(
-    "fp4_quant_requantize(Tensor codes, Tensor scales, Tensor alphas, int numel, Tensor(a!) codes_out, Tensor(b!) scales_out, Tensor(c!) alphas_out, int group_size, bool e3m0, "
-    "bool paper_clips) -> ()",
+    "fp4_quant_requantize(Tensor codes, Tensor scales, Tensor alphas, int numel, Tensor(a!) codes_out, "
+    "Tensor(b!) scales_out, Tensor(c!) alphas_out, int group_size, bool e3m0, bool paper_clips) -> ()",
     _requantize,
 )
 
