@@ -96,9 +96,10 @@ struct FixedPointCode {
 
   static __device__ __forceinline__ void decode(Codes codes, float (&v)[8]) {
     constexpr int kLow = B < 8 ? B : 8;
+    const uint32_t halves[2] = {uint32_t(codes.low), uint32_t(codes.low >> (4 * kLow))};
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      uint32_t code = uint32_t(codes.low >> (kLow * i)) & ((1u << kLow) - 1);
+      uint32_t code = halves[i / 4] >> (kLow * (i % 4)) & ((1u << kLow) - 1);
       if constexpr (B > 8) code |= (uint32_t(codes.high >> ((B - 8) * i)) & ((1u << (B - 8)) - 1)) << 8;
       v[i] = __uint_as_float(0x4b000000u | code) - (8388608.0f + kLargest);
     }

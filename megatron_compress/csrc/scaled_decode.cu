@@ -19,14 +19,14 @@ struct Groups {
 };
 
 struct AnyGroups {
-  static constexpr bool kShared = false;
+  static constexpr bool kShared = false, kNeighbours = false;
   int64_t size;
   __device__ __forceinline__ int64_t first(int64_t) const { return 0; }
   __device__ __forceinline__ int64_t of(int64_t chunk, int64_t, int i) const { return (chunk * 8 + i) / size; }
 };
 
 struct Channels {
-  static constexpr bool kShared = false;
+  static constexpr bool kShared = false, kNeighbours = true;
   int64_t chunks;  // of a row
   __device__ __forceinline__ int64_t first(int64_t chunk) const {
     return int64_t(uint32_t(chunk) % uint32_t(chunks)) * 8;
@@ -35,7 +35,7 @@ struct Channels {
 };
 
 struct AnyChannels {
-  static constexpr bool kShared = false;
+  static constexpr bool kShared = false, kNeighbours = false;
   int64_t count;
   __device__ __forceinline__ int64_t first(int64_t) const { return 0; }
   __device__ __forceinline__ int64_t of(int64_t chunk, int64_t, int i) const { return (chunk * 8 + i) % count; }
@@ -49,6 +49,14 @@ __device__ __forceinline__ void load_factors(const ScaledPayloads& p, int rank, 
     const float shared = Code::factor(scale_at<Code>(p, rank, first));
 #pragma unroll
     for (int i = 0; i < 8; ++i) factor[i] = shared;
+  } else if (Index::kNeighbours && (reinterpret_cast<uintptr_t>(p.scales.data) + rank * p.scales.stride) % 16 == 0) {
+    const auto* eight = reinterpret_cast<const typename Code::Scale*>(p.scales.data + rank * p.scales.stride) + first;
+    alignas(16) typename Code::Scale scales[8];
+#pragma unroll
+    for (int i = 0; i < int(sizeof(scales) / 16); ++i)
+      reinterpret_cast<uint4*>(scales)[i] = reinterpret_cast<const uint4*>(eight)[i];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) factor[i] = Code::factor(scales[i]);
   } else {
 #pragma unroll
     for (int i = 0; i < 8; ++i)

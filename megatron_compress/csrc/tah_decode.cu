@@ -39,9 +39,40 @@ __device__ __forceinline__ uint32_t pivot_at(const uint8_t* stream, uint32_t slo
   return two >> bit % 8 & ((1u << bits) - 1);
 }
 
+// Of four codes.
+__device__ __forceinline__ void decode_quad(uint32_t quad, int bits, const Header& h, float* v) {
+  const uint32_t mask = (1u << bits) - 1;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t code = quad >> (bits * i) & mask;
+    v[i] = (__uint_as_float(0x4b000000u | code) - 8388608.0f) * h.scale + h.zero;
+  }
+}
+
+// Transform a tile of kLanes neighbouring threads and swap element 0 with the pivot.
+template <int N, int kLanes>
+__device__ __forceinline__ void rotate_back(float (&v)[N], uint32_t pivot, uint32_t piece, int lane) {
+  const unsigned mates = ((1u << kLanes) - 1) << (lane / kLanes * kLanes);
+  hadamard_in_thread<N>(v);
+  hadamard_across_lanes<N, kLanes>(v, lane, mates);
+  float head = v[0], peak = 0.0f;
+#pragma unroll
+  for (int i = 0; i < N; ++i)
+    if (piece * N + i == pivot) peak = v[i];
+  if (kLanes > 1) {
+    head = __shfl_sync(mates, head, lane / kLanes * kLanes);
+    peak = __shfl_sync(mates, peak, lane / kLanes * kLanes + pivot / N);
+  }
+#pragma unroll
+  for (int i = 0; i < N; ++i)
+    if (piece * N + i == pivot) v[i] = head;
+  if (piece == 0) v[0] = peak;
+}
+
 template <int G, int kItem, bool kSum>
-__global__ void __launch_bounds__(kThreads) decode_tiles(TahPayload p, int64_t stride, int ranks, uint8_t* out,
-                                                         DType dtype, TahTiling t, const Word* words, bool aligned) {
+__global__ void __launch_bounds__(kThreads, kSum || kItem == 4 ? 3 : 5)
+    decode_tiles(TahPayload p, int64_t stride, int ranks, uint8_t* out, DType dtype, TahTiling t, const Word* words,
+                 bool aligned) {
   constexpr int N = Geometry<G>::kRow, kLanes = Geometry<G>::kLanes;
   using Rows = WarpRows<N * kItem>;
   __shared__ alignas(16) uint8_t shared[kWarps * Rows::kSharedBytes];
@@ -52,49 +83,45 @@ __global__ void __launch_bounds__(kThreads) decode_tiles(TahPayload p, int64_t s
   if (rows <= 0) return;
   const uint32_t part = uint32_t(min(first + lane, parts - 1)), piece = part % kLanes;
   const Tile tile(part / kLanes, t);
-  const unsigned mates = (kLanes == 32 ? kAllLanes : (1u << kLanes) - 1) << (lane / kLanes * kLanes);
-  const float limit = ranks == 1 ? largest_finite(dtype) : kFloatMax;
-  float total[N];
+  uint8_t* mine = shared + threadIdx.x / 32 * Rows::kSharedBytes + lane * Rows::kStride;
+  float total[kSum ? N : 1];
+#pragma unroll 1
   for (int rank = 0; rank < (kSum ? ranks : 1); ++rank) {
+    const Header h = header_of(p.scales + rank * stride, p.zeros + rank * stride, tile.slot(t));
     const Place place = place_of(tile, t, words + int64_t(rank) * t.samples * t.words());
     const int bits = place.high ? t.high_bits : t.low_bits;
     const uint8_t* source = (place.high ? p.high_codes : p.low_codes) + rank * stride +
                             (int64_t(place.rank) * kLanes + piece) * (N / 8 * bits);
     uint32_t quads[N / 4];
     with_bits(bits, [&](auto constant) { load_quads<decltype(constant)::value, N>(source, quads); });
-    const Header h = header_of(p.scales + rank * stride, p.zeros + rank * stride, tile.slot(t));
-    const uint32_t mask = (1u << bits) - 1;
-    float v[N];
+    if (!kSum && !h.rotated) {  // few values at a time
 #pragma unroll
-    for (int i = 0; i < N; ++i) {
-      const uint32_t code = (quads[i / 4] >> (bits * (i % 4))) & mask;
-      v[i] = (__uint_as_float(0x4b000000u | code) - 8388608.0f) * h.scale + h.zero;
-    }
-    if (h.rotated) {
-      hadamard_in_thread<N>(v);
-      hadamard_across_lanes<N, kLanes>(v, lane, mates);
-      const uint32_t pivot = pivot_at(p.pivots + rank * stride, tile.slot(t), t.pivot_bits());
-      float head = v[0], peak = 0.0f;
-#pragma unroll
-      for (int i = 0; i < N; ++i)
-        if (piece * N + i == pivot) peak = v[i];
-      if (kLanes > 1) {
-        head = __shfl_sync(mates, head, lane / kLanes * kLanes);
-        peak = __shfl_sync(mates, peak, lane / kLanes * kLanes + pivot / N);
+      for (int c = 0; c < N / 8; ++c) {
+        float v[8];
+        decode_quad(quads[2 * c], bits, h, v);
+        decode_quad(quads[2 * c + 1], bits, h, v + 4);
+        grow_row(v, h, largest_finite(dtype));
+        write_row<kItem>(mine + c * 8 * kItem, dtype, v);
       }
+    } else {
+      float v[N];
 #pragma unroll
-      for (int i = 0; i < N; ++i)
-        if (piece * N + i == pivot) v[i] = head;
-      if (piece == 0) v[0] = peak;
+      for (int i = 0; i < N / 4; ++i) decode_quad(quads[i], bits, h, v + 4 * i);
+      if (h.rotated)
+        rotate_back<N, kLanes>(v, pivot_at(p.pivots + rank * stride, tile.slot(t), t.pivot_bits()), piece, lane);
+      grow_row(v, h, kSum ? kFloatMax : largest_finite(dtype));
+      if constexpr (kSum) {
+#pragma unroll
+        for (int i = 0; i < N; ++i) total[i] = rank ? total[i] + v[i] : v[i];
+      } else {
+        write_row<kItem>(mine, dtype, v);
+      }
     }
-    grow_row(v, h, limit);
-#pragma unroll
-    for (int i = 0; i < N; ++i) total[i] = kSum && rank ? total[i] + v[i] : v[i];
   }
+  if constexpr (kSum) write_row<kItem>(mine, dtype, total);
   const int64_t offset = row_offset(tile.row, t) + int64_t(tile.column) * G + piece * N;
-  uint8_t* stage = shared + threadIdx.x / 32 * Rows::kSharedBytes;
-  write_row<kItem>(stage + lane * Rows::kStride, dtype, total);
-  Rows::store(stage, [&](int row) { return out + __shfl_sync(kAllLanes, offset, row) * kItem; }, rows, lane, aligned);
+  Rows::store(mine - lane * Rows::kStride, [&](int row) { return out + __shfl_sync(kAllLanes, offset, row) * kItem; },
+              rows, lane, aligned);
 }
 
 __global__ void __launch_bounds__(kThreads) decode_short(TahPayload p, int64_t stride, int ranks, uint8_t* out,

@@ -47,8 +47,10 @@ struct Quad {
   __device__ __forceinline__ explicit Quad(int bits) : weight{1u, 1u << bits, 1u << 2 * bits, 1u << 3 * bits} {
     offset = kRounderBits * (weight[0] + weight[1] + weight[2] + weight[3]);
   }
-  __device__ __forceinline__ uint32_t join(uint32_t a, uint32_t b, uint32_t c, uint32_t d) const {
-    return d * weight[3] + (c * weight[2] + (b * weight[1] + (a - offset)));
+  // Of four values less the reference.
+  __device__ __forceinline__ uint32_t of(const float* distance, const Range& r) const {
+    return rounded(distance[3], r) * weight[3] +
+           (rounded(distance[2], r) * weight[2] + (rounded(distance[1], r) * weight[1] + (rounded(distance[0], r) - offset)));
   }
 };
 
@@ -176,8 +178,8 @@ __device__ __forceinline__ Extremes read_extremes(const uint8_t* row, DType dtyp
 }
 
 template <int G, int kItem>
-__global__ void __launch_bounds__(kThreads) quantize_tiles(const uint8_t* x, DType dtype, TahTiling t,
-                                                           const Word* words, Out out, bool aligned) {
+__global__ void __launch_bounds__(kThreads, kItem == 2 ? 5 : 3)
+    quantize_tiles(const uint8_t* x, DType dtype, TahTiling t, const Word* words, Out out, bool aligned) {
   constexpr int N = Geometry<G>::kRow, kLanes = Geometry<G>::kLanes;
   using Rows = WarpRows<N * kItem>;
   __shared__ alignas(16) uint8_t shared[kWarps * Rows::kSharedBytes];
@@ -203,10 +205,10 @@ __global__ void __launch_bounds__(kThreads) quantize_tiles(const uint8_t* x, DTy
   const int bits = place.high ? t.high_bits : t.low_bits;
   const Quad quad(bits);
   uint32_t quads[N / 4], pivot = 0;
-  float v[N];
-  read_row<kItem>(mine, dtype, v);
   Range r;
   if (rotated) {
+    float v[N];
+    read_row<kItem>(mine, dtype, v);
 #pragma unroll
     for (int i = 0; i < N; ++i) v[i] *= kHeadroom;
     pivot = rotate<G, N, kLanes>(v, e.largest, piece, lane, mates);
@@ -224,16 +226,21 @@ __global__ void __launch_bounds__(kThreads) quantize_tiles(const uint8_t* x, DTy
     r = range_of(e.low, e.high, true, bits);
 #pragma unroll
     for (int i = 0; i < N; ++i) v[i] -= r.reference;
+#pragma unroll
+    for (int i = 0; i < N / 4; ++i) quads[i] = quad.of(v + 4 * i, r);
   } else {
     r = finite ? range_of(e.low, e.high, false, bits) : Range{0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
-    for (int i = 0; i < N; ++i)  // the product is exact for 16-bit floats, so it may be fused
-      v[i] = kItem == 2 ? __fmaf_rn(v[i], kHeadroom, -r.reference) : v[i] * kHeadroom - r.reference;
-  }
+    for (int c = 0; c < N / 8; ++c) {
+      float v[8];
+      read_row<kItem>(mine + c * 8 * kItem, dtype, v);
 #pragma unroll
-  for (int i = 0; i < N / 4; ++i)
-    quads[i] = quad.join(rounded(v[4 * i], r), rounded(v[4 * i + 1], r), rounded(v[4 * i + 2], r),
-                         rounded(v[4 * i + 3], r));
+      for (int i = 0; i < 8; ++i)  // the product is exact for 16-bit floats, so it may be fused
+        v[i] = kItem == 2 ? __fmaf_rn(v[i], kHeadroom, -r.reference) : v[i] * kHeadroom - r.reference;
+      quads[2 * c] = quad.of(v, r);
+      quads[2 * c + 1] = quad.of(v + 4, r);
+    }
+  }
   if (lane < rows) {
     uint8_t* target = (place.high ? out.payload.high_codes : out.payload.low_codes) +
                       (int64_t(place.rank) * kLanes + piece) * (N / 8 * bits);

@@ -53,7 +53,7 @@ __device__ __forceinline__ void clear(uint32_t* counts) {
 
 // blockIdx.y is the sample; blocks walk over its tiles.
 template <int G, int kItem>
-__global__ void __launch_bounds__(kThreadsFor<Geometry<G>::kRow * kItem>)
+__global__ void __launch_bounds__(kThreadsFor<Geometry<G>::kRow * kItem>, kItem == 2 ? 6 : 3)
     rank_tiles(const uint8_t* x, DType dtype, TahTiling t, float key_scale, uint16_t* keys, uint32_t* histogram, Sums* sums,
                bool aligned) {
   constexpr int N = Geometry<G>::kRow, kLanes = Geometry<G>::kLanes;
@@ -71,16 +71,30 @@ __global__ void __launch_bounds__(kThreadsFor<Geometry<G>::kRow * kItem>)
     const Tile tile(sample * t.rows * t.whole_tiles() + part / kLanes, t);
     const int64_t offset = row_offset(tile.row, t) + int64_t(tile.column) * G + part % kLanes * N;
     Rows::load(stage, [&](int row) { return x + __shfl_sync(kAllLanes, offset, row) * kItem; }, rows, lane, aligned);
-    float magnitude[N], weighted[N];
-    read_row<kItem>(stage + lane * Rows::kStride, dtype, magnitude);
-    __syncwarp();  // the rows may be overwritten now
+    // Chunks of eight are subtrees of the sums; they are read twice, so that few registers are held.
+    const uint8_t* row = stage + lane * Rows::kStride;
+    float v[8], sums_of_eight[N / 8];
 #pragma unroll
-    for (int i = 0; i < N; ++i) magnitude[i] = fabsf(magnitude[i] * kRankHeadroom);
-    Sums s{sum_across_lanes<kLanes>(pairwise_sum<N>(magnitude)), 0.0f};
+    for (int c = 0; c < N / 8; ++c) {
+      read_row<kItem>(row + c * 8 * kItem, dtype, v);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) v[i] = fabsf(v[i] * kRankHeadroom);
+      sums_of_eight[c] = pairwise_sum<8>(v);
+    }
+    Sums s{sum_across_lanes<kLanes>(pairwise_sum<N / 8>(sums_of_eight)), 0.0f};
     const int base = exponent_bits(s.magnitude);
 #pragma unroll
-    for (int i = 0; i < N; ++i) weighted[i] = magnitude[i] * log2_from(magnitude[i], base);
-    s.weighted = sum_across_lanes<kLanes>(pairwise_sum<N>(weighted));
+    for (int c = 0; c < N / 8; ++c) {
+      read_row<kItem>(row + c * 8 * kItem, dtype, v);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const float magnitude = fabsf(v[i] * kRankHeadroom);
+        v[i] = magnitude * log2_from(magnitude, base);
+      }
+      sums_of_eight[c] = pairwise_sum<8>(v);
+    }
+    s.weighted = sum_across_lanes<kLanes>(pairwise_sum<N / 8>(sums_of_eight));
+    __syncwarp();  // the rows may be overwritten now
     if (!is_finite(s.magnitude)) s = {0.0f, 0.0f};
     if (lane >= rows || lane % kLanes) continue;
     if (t.per_window > 1) {
@@ -136,7 +150,7 @@ __global__ void __launch_bounds__(kThreads) rank_joined(TahTiling t, float key_s
 
 // Blocks for a sample's share of `items`: enough to fill a GPU, few enough that clearing and adding counts is little.
 dim3 grid_of(int64_t items, uint32_t samples, int threads) {
-  constexpr int64_t kBlocks = 132 * 5;
+  constexpr int64_t kBlocks = 132 * 6;
   const int64_t needed = (items + threads - 1) / threads, most = (kBlocks + samples - 1) / samples;
   return dim3(unsigned(needed < most ? needed : most), samples);
 }
