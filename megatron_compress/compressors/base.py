@@ -65,8 +65,9 @@ class Compressor(ABC):
     def decode_sum(self, parts: dict[str, torch.Tensor], spec: TensorSpec, out: torch.Tensor) -> None:
         """Decode stacked payloads and add them, in float32, in order, into `out` (contiguous; float32, bfloat16,
         float16; see `ops.reduce.store_sum`). parts: the sections, each with a leading dimension of ranks."""
-        ranks = len(next(iter(parts.values())))
-        store_sum((self.decode({name: part[rank] for name, part in parts.items()}, spec) for rank in range(ranks)), out)
+        ranks = range(len(next(iter(parts.values()))))
+        decoded = (self.decode({name: part[rank] for name, part in parts.items()}, spec) for rank in ranks)
+        store_sum(decoded, out, self.exact)
 
     def reencode(self, parts: dict[str, torch.Tensor], spec: TensorSpec, into: dict[str, torch.Tensor]) -> None:
         """`decode_sum`, rounded to `spec.dtype`, then `encode` into the sections of another payload."""

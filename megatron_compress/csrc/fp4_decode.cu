@@ -60,7 +60,7 @@ __device__ __forceinline__ void decode_rows(const Fp4Payloads& p, float (&v)[N],
 }
 
 template <int G, int kItem, bool kE3M0, bool kSum>
-__global__ void __launch_bounds__(kThreads, kItem == 4 ? 4 : 5) decode_kernel(Fp4Payloads p, uint8_t* out, DType dtype, int64_t numel,
+__global__ void __launch_bounds__(kThreads) decode_kernel(Fp4Payloads p, uint8_t* out, DType dtype, int64_t numel,
                                                           bool dual, bool aligned, int64_t num_rows) {
   constexpr int N = Geometry<G>::kRow;
   using Rows = WarpRows<N * kItem>;

@@ -7,7 +7,7 @@ namespace {
 
 // The sum stays rotated: transforming it back and forth would only multiply it by the block's length.
 template <int G, bool kE3M0, Scales kScales>
-__global__ void __launch_bounds__(kThreads, 5) requantize_kernel(Fp4Payloads p, int64_t numel, Target to,
+__global__ void __launch_bounds__(kThreads) requantize_kernel(Fp4Payloads p, int64_t numel, Target to,
                                                               int64_t num_rows) {
   constexpr int N = Geometry<G>::kRow;
   constexpr int kShared = kWarps * WarpRows<N / 2>::kSharedBytes;

@@ -26,14 +26,18 @@ def saturate(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return values.clamp(-limit, limit)
 
 
-def store_sum(parts: Iterable[torch.Tensor], out: torch.Tensor) -> None:
-    """Add decoded float32 tensors in the order given, in float32, into `out` (any float dtype; DESIGN D8, D9).
+def store_sum(parts: Iterable[torch.Tensor], out: torch.Tensor, exact: bool = False) -> None:
+    """Add decoded tensors in the order given, in float32, into `out` (any float dtype; DESIGN D8, D9).
 
     Each part saturates at float32's largest value, a single one at `out`'s; a sum that `out` cannot hold is infinite,
     as an uncompressed one would be.
+
+    Args:
+        exact: parts are what was sent, infinities included, and do not saturate.
     """
-    parts = [saturate(part, torch.float32) for part in parts]
-    total = parts[0]
-    for part in parts[1:]:
-        total = total.add_(part)
-    out.copy_((saturate(total, out.dtype) if len(parts) == 1 else total).view(out.shape))
+    total, count = None, 0
+    for part in parts:
+        part = part.float() if exact else saturate(part, torch.float32)
+        total = part if total is None else total + part
+        count += 1
+    out.copy_((saturate(total, out.dtype) if count == 1 and not exact else total).view(out.shape))

@@ -30,21 +30,26 @@ def roundtrip(flat, compressor, dtype=torch.float32):
     return compressor.decompress(compressor.compress(flat, spec), spec, torch.empty_like(flat, dtype=dtype))
 
 
+def payloads(tensors, compressor):
+    """Of flat tensors, stacked."""
+    return torch.stack([compressor.compress(flat, TensorSpec.of(flat)) for flat in tensors])
+
+
 def one_shot_oracle(tensors, compressor):
-    total = roundtrip(tensors[0].reshape(-1), compressor)
-    for tensor in tensors[1:]:
-        total = total + roundtrip(tensor.reshape(-1), compressor)
-    return total.to(tensors[0].dtype).view(tensors[0].shape)
+    flat = [tensor.reshape(-1) for tensor in tensors]
+    total = compressor.decompress_sum(payloads(flat, compressor), TensorSpec.of(flat[0]), torch.empty_like(flat[0]))
+    return total.view(tensors[0].shape)
 
 
 def two_shot_oracle(tensors, compressor):
     world_size, numel, dtype = len(tensors), tensors[0].numel(), tensors[0].dtype
     chunk = chunk_numel(numel, world_size, compressor.granularity)
     padded = [torch.cat((t.reshape(-1), t.new_zeros(chunk * world_size - numel))) for t in tensors]
-    chunks = [
-        roundtrip(one_shot_oracle([p[i * chunk : (i + 1) * chunk] for p in padded], compressor), compressor, dtype)
-        for i in range(world_size)
-    ]
+    spec = TensorSpec((chunk,), dtype)
+    chunks = []
+    for i in range(world_size):
+        reduced = compressor.requantize(payloads([p[i * chunk : (i + 1) * chunk] for p in padded], compressor), spec)
+        chunks.append(compressor.decompress(reduced, spec, torch.empty(chunk, dtype=dtype)))
     return torch.cat(chunks)[:numel].view(tensors[0].shape)
 
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from megatron_compress.config import CompressionConfig
-from tests.hooks.reference import transmitted
+from tests.hooks.reference import reduced, transmitted
 
 HEADS = 4
 
@@ -24,7 +24,7 @@ class _Reduce(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, compressor, *shares):
-        return sum(transmitted(share, compressor) for share in shares)
+        return reduced(shares, compressor)
 
     @staticmethod
     def backward(ctx, gradient):
@@ -41,7 +41,7 @@ class _Copy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *gradients):
-        return None, sum(transmitted(gradient, ctx.compressor) for gradient in gradients)
+        return None, reduced(gradients, ctx.compressor)
 
 
 class _Boundary(torch.autograd.Function):

@@ -18,7 +18,7 @@ from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
 import megatron_compress
 from megatron_compress.config import CompressionConfig
-from megatron_compress.training.data import VOCABULARY_SIZE, training_microbatch
+from megatron_compress.training.data import training_microbatch
 from megatron_compress.training.loop import _forward_step
 from megatron_compress.training.model import transformer_config
 from tests.hooks import runs, tracing
@@ -138,7 +138,7 @@ def _build(config, collection: ProcessGroupCollection) -> GPTModel:
     return GPTModel(
         config=config,
         transformer_layer_spec=get_gpt_layer_local_spec(normalization="LayerNorm"),
-        vocab_size=VOCABULARY_SIZE,
+        vocab_size=256,
         max_sequence_length=runs.SEQUENCE,
         pre_process=collection.pp.rank() == 0,
         post_process=collection.pp.rank() == collection.pp.size() - 1,

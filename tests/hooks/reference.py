@@ -6,6 +6,8 @@ collective, handle or hook of the package takes part.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -46,15 +48,20 @@ def _check_exchange(exchanges: tuple[Exchange, ...], config: CompressionConfig) 
 def _delivered(operation: str, given: list[torch.Tensor], compressor: Compressor | None) -> list[torch.Tensor]:
     """The result of every rank (algorithm one_shot)."""
     if operation == "all_reduce":
-        return [_sum([transmitted(part, compressor) for part in given])] * len(given)
+        return [reduced(given, compressor)] * len(given)
     if operation == "all_gather":
         return [torch.cat([transmitted(part, compressor) for part in given])] * len(given)
     shares = zip(*(part.chunk(len(given)) for part in given), strict=True)
-    return [_sum([transmitted(part, compressor) for part in share]) for share in shares]
+    return [reduced(share, compressor) for share in shares]
 
 
-def _sum(parts: list[torch.Tensor]) -> torch.Tensor:
-    """In rank order."""
+def reduced(parts: Sequence[torch.Tensor], compressor: Compressor | None) -> torch.Tensor:
+    """The sum in rank order, of what is decoded where there is a compressor."""
+    if compressor is not None:
+        flat = [part.reshape(-1) for part in parts]
+        spec = TensorSpec.of(flat[0])
+        payloads = torch.stack([compressor.compress(part, spec) for part in flat])
+        return compressor.decompress_sum(payloads, spec, torch.empty_like(flat[0])).view(parts[0].shape)
     total = parts[0].clone()
     for part in parts[1:]:
         total += part

@@ -25,6 +25,7 @@ from megatron_compress.training import model  # noqa: E402
 from megatron_compress.training.config import Experiment, ModelConfig, TrainConfig  # noqa: E402
 from megatron_compress.training.data import Corpus  # noqa: E402
 from megatron_compress.training.loop import Trainer  # noqa: E402
+from megatron_compress.training.tokenizer import load_tokenizer  # noqa: E402
 from tests.hooks import tracing  # noqa: E402
 
 SEQUENCE, MICRO_BATCH, MICROBATCHES, HIDDEN, LAYERS = 32, 2, 4, 64, 4
@@ -72,7 +73,7 @@ def experiment(
 
 def corpus() -> Corpus:
     text = torch.randint(32, 127, (4000,), generator=torch.Generator().manual_seed(1), dtype=torch.uint8).numpy()
-    return Corpus(text, text[:1000], "random bytes", "")
+    return Corpus(text, text[:1000], "random bytes", "", load_tokenizer(None))
 
 
 class _Trainer(Trainer):

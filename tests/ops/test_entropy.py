@@ -1,15 +1,14 @@
 """The entropy that ranks windows of tiles."""
 
-import math
-
 import pytest
 import torch
 
 from megatron_compress.ops.entropy import MAX_KEY, ranking_key, window_entropy
 from tests.strategies import normal
 
-# The polynomial's largest error, in bits; entropies are means of logarithms, so theirs is no larger than twice that.
-LOG2_ERROR = 8.8e-4
+# In bits: of the logarithm of a sum; and how far those of elements, linear between powers of two, may lie below log2.
+SUM_ERROR = 8.8e-4
+ELEMENT_ERROR = 0.0861
 
 
 def bits(x):
@@ -22,15 +21,19 @@ def test_entropy(tiles, n):
     x = normal((50, tiles, n), 0) * torch.exp(normal((50, tiles, n), 1))
     p = x.double().abs() / x.double().abs().sum(dim=(1, 2), keepdim=True)
     expected = -(p * p.log2()).sum(dim=(1, 2))
-    assert torch.allclose(bits(x), expected, rtol=0, atol=2 * LOG2_ERROR)
+    error = bits(x) - expected
+    assert error.min() >= -SUM_ERROR
+    assert error.max() <= ELEMENT_ERROR + SUM_ERROR
+    if n >= 64:  # much alike in all windows of one kind
+        assert error.std() <= 0.012
 
 
 def test_entropy_of_simple_tiles():
     assert bits(torch.zeros(1, 1, 64)).item() == 0
     assert bits(-torch.ones(1, 1, 64)).item() == 6
     assert bits(torch.eye(64)[3:4, None]).item() == 0
-    expected = 2 - 0.75 * math.log2(3)
-    assert bits(torch.tensor([[[3.0, 1.0]]])).item() == pytest.approx(expected, abs=2 * LOG2_ERROR)
+    # log2 3 is taken for 1.5.
+    assert bits(torch.tensor([[[3.0, 1.0]]])).item() == pytest.approx(2 - 0.75 * 1.5, abs=SUM_ERROR)
 
 
 @pytest.mark.parametrize("exponent", [-80, -60, 60, 99])
