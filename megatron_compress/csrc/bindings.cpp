@@ -157,10 +157,6 @@ void channel_decode_op(const Tensor& codes, const Tensor& scales, Tensor& out, i
 void hadamard_op(const Tensor& x, Tensor& out, int64_t group_size, double scale) {
   check_dense(x, "x", out);
   check_dense(out, "out", x);
-  const bool power = group_size >= 8 && group_size <= 512 && (group_size & (group_size - 1)) == 0;
-  TORCH_CHECK_VALUE(power && x.numel() % group_size == 0,
-                    "group_size must be a power of two from 8 to 512 that divides the ", x.numel(), " elements, got ",
-                    group_size);
   Call call(x);
   hadamard(x.data_ptr(), out.data_ptr(), dtype_of(x.scalar_type()), x.numel(), int(group_size), float(scale),
            call.stream);

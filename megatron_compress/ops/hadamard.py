@@ -36,15 +36,26 @@ def hadamard_transform(x: torch.Tensor) -> torch.Tensor:
     return columns.view(block, count).t().contiguous().view(x.shape)
 
 
-def _grouped(x: torch.Tensor, out: torch.Tensor, group_size: int, scale: float) -> None:
+def grouped_hadamard(x: torch.Tensor, out: torch.Tensor, group_size: int, scale: float) -> None:
+    """Transform groups of `group_size` of the flattened `x` in float32 and write them, times `scale`, into `out`.
+
+    Args:
+        x, out: contiguous, of one shape and dtype (float32, bfloat16, float16).
+        group_size: a power of two from 8 to 512 that divides x's elements.
+
+    Raises:
+        ValueError: it is not.
+    """
     if group_size not in (8, 16, 32, 64, 128, 256, 512) or x.numel() % group_size:
         raise ValueError(
             f"group_size must be a power of two from 8 to 512 that divides the {x.numel()} elements, got {group_size}"
         )
+    _op(x, out, group_size, scale)
+
+
+def _grouped(x: torch.Tensor, out: torch.Tensor, group_size: int, scale: float) -> None:
     transformed = hadamard_transform(x.float().view(-1, group_size)) * scale
     out.copy_(saturate(transformed, out.dtype).view(out.shape))
 
 
-# Groups of `group_size` (a power of two, 8 to 512) of the flattened x, transformed in float32, times `scale`.
-# x and out: contiguous, of one shape and dtype.
-grouped_hadamard = register("hadamard(Tensor x, Tensor(a!) out, int group_size, float scale) -> ()", _grouped)
+_op = register("hadamard(Tensor x, Tensor(a!) out, int group_size, float scale) -> ()", _grouped)
