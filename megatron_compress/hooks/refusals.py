@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
 
@@ -23,6 +24,23 @@ def refuse_unsupported(config: Any, compression: CompressionConfig) -> None:
     """
     if problems := [*_problems(config), *_misfits(config, compression)]:
         raise UnsupportedSettingError("compression cannot serve this model:\n" + "\n".join(problems))
+
+
+def refuse_layers(chunks: Iterable[torch.nn.Module], compression: CompressionConfig) -> None:
+    """Check that the tensor axis' rules reach the layers of a model.
+
+    Raises:
+        UnsupportedSettingError: it has tensor-parallel layers of Transformer-Engine, and there are such rules.
+    """
+    if not any(rule for axis, _, rule in compression.rules() if axis == "tensor"):
+        return
+    foreign = {type(layer) for chunk in chunks for layer in chunk.modules() if getattr(layer, "tp_size", 1) > 1}
+    names = sorted({layer.__name__ for layer in foreign if _derives_from_transformer_engine(layer)})
+    if names:
+        raise UnsupportedSettingError(
+            f"{', '.join(names)}: layers of Transformer-Engine communicate by themselves, out of reach of the rules for the "
+            "tensor axis; build the model of megatron-core's local layer spec, or remove the axis from the configuration"
+        )
 
 
 def refuse_communicator(communicator: object | None) -> None:
@@ -60,6 +78,10 @@ def refuse_bypassed(pipeline: dist.ProcessGroup | None, exchanged: set[str], eva
             f"pipeline messages passed the hooks by: no {', '.join(missing)}; the p2p_communicator moves tensors by "
             "other means than P2PCommunicator._communicate; leave that to the class it derives from"
         )
+
+
+def _derives_from_transformer_engine(layer: type) -> bool:
+    return any(base.__module__.split(".")[0] == "transformer_engine" for base in layer.__mro__)
 
 
 def _problems(config: Any) -> Iterator[str]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from megatron.core.utils import get_model_config
 
 from megatron_compress.hooks import active, groups, pipeline
-from megatron_compress.hooks.refusals import refuse_bypassed, refuse_communicator, refuse_unsupported
+from megatron_compress.hooks.refusals import refuse_bypassed, refuse_communicator, refuse_layers, refuse_unsupported
 
 
 def schedule(original: Callable, pipelined: bool = True) -> Callable:
@@ -41,6 +41,8 @@ def schedule(original: Callable, pipelined: bool = True) -> Callable:
 
 
 def _check(compression, *, model, p2p_communicator=None, pg_collection=None, **_) -> None:
+    chunks = model if isinstance(model, list) else [model]
     refuse_communicator(p2p_communicator)
-    refuse_unsupported(get_model_config(model[0] if isinstance(model, list) else model), compression)
+    refuse_unsupported(get_model_config(chunks[0]), compression)
+    refuse_layers(chunks, compression)
     groups.note_pipeline(p2p_communicator, pg_collection)

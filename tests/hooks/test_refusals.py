@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from megatron_compress import cpu
 from megatron_compress.config import CompressionConfig
@@ -55,3 +56,15 @@ def test_each_unsupported_setting_is_named(setting, named):
 def test_stages_that_the_model_lacks_are_named():
     with pytest.raises(UnsupportedSettingError, match=r"pipeline forward: exempt_stages has 1, but .* 0 to 0"):
         refuse_unsupported(SimpleNamespace(**FINE | {"pipeline_model_parallel_size": 1}))
+
+
+def test_layers_that_communicate_by_themselves_are_named():
+    engine = type("Linear", (torch.nn.Identity,), {"__module__": "transformer_engine.pytorch.module.linear"})
+    layer = type("TERowParallelLinear", (engine,), {"__module__": "megatron.core.extensions.transformer_engine"})()
+    model = torch.nn.Sequential(torch.nn.Identity(), layer)
+    tensor = CompressionConfig(tensor={"forward": {"compressor": "fp8"}})
+    refusals.refuse_layers([model], tensor)  # one rank: nothing to send
+    layer.tp_size = 2
+    with pytest.raises(UnsupportedSettingError, match=r"TERowParallelLinear.*local layer spec"):
+        refusals.refuse_layers([model], tensor)
+    refusals.refuse_layers([model], COMPRESSION)
