@@ -38,8 +38,8 @@ def refuse_layers(chunks: Iterable[torch.nn.Module], compression: CompressionCon
     names = sorted({layer.__name__ for layer in foreign if _derives_from_transformer_engine(layer)})
     if names:
         raise UnsupportedSettingError(
-            f"{', '.join(names)}: layers of Transformer-Engine communicate by themselves, out of reach of the rules for the "
-            "tensor axis; build the model of megatron-core's local layer spec, or remove the axis from the configuration"
+            f"{', '.join(names)}: layers of Transformer-Engine communicate by themselves, out of reach of the rules for "
+            "the tensor axis; build the model of megatron-core's local layer spec, or leave the axis out of the file"
         )
 
 
