@@ -38,7 +38,7 @@ def refuse_layers(chunks: Iterable[torch.nn.Module], compression: CompressionCon
     names = sorted({layer.__name__ for layer in foreign if _derives_from_transformer_engine(layer)})
     if names:
         raise UnsupportedSettingError(
-            f"{', '.join(names)}: layers of Transformer-Engine communicate by themselves, out of reach of the rules for "
+            f"{', '.join(names)}: layers of Transformer-Engine communicate by themselves, beyond the rules of "
             "the tensor axis; build the model of megatron-core's local layer spec, or leave the axis out of the file"
         )
 
