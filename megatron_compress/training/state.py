@@ -8,14 +8,12 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.dist_checkpointing.mapping import ShardedObject
-from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
 from megatron_compress.hooks.active import get_active
 from megatron_compress.training import checkpoint
 from megatron_compress.training.identity import differences
 
-# Optimizer state by parameter, not by buffer, so that a checkpoint can be read in another layout.
-_OPTIMIZER_FORMAT = {"distrib_optim_sharding_type": "fully_reshardable", "chained_optim_avoid_prefix": True}
+_OPTIMIZER_FORMAT = {"chained_optim_avoid_prefix": True}
 
 
 def save(trainer, step: int, folder: Path, keep: int) -> Path:
@@ -44,7 +42,6 @@ def load(trainer, path: Path) -> tuple[int, list[str]]:
     if problems:
         raise checkpoint.CheckpointError(f"{path} is of another run: {'; '.join(problems)}")
     model = _model(trainer.chunks)
-    _begin(trainer.optimizer)
     optimizer = trainer.optimizer.sharded_state_dict(model, is_loading=True, metadata=_OPTIMIZER_FORMAT)
     state = {**model, "optimizer": optimizer}
     same_layout = facts["layout"] == _layout()
@@ -59,13 +56,6 @@ def load(trainer, path: Path) -> tuple[int, list[str]]:
     if same_layout:
         remarks += _set_rank_state(loaded["rank_state"])
     return facts["step"], remarks
-
-
-def _begin(optimizer) -> None:
-    """Give a distributed optimizer the state that its first step would make: without it, it cannot say what to read."""
-    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
-        if isinstance(part, DistributedOptimizer) and not part.optimizer.state:
-            part._init_optimizer_states_with_dummy_values()
 
 
 def load_weights(chunks: list, path: Path) -> None:
