@@ -24,7 +24,7 @@ def all_reduce(
     one_shot: 1. compress the whole tensor; 2. all-gather the payloads; 3. every rank decodes all of them and adds
     them in float32, in rank order. One quantization.
     two_shot: 1. cut into equal chunks, one a rank, and compress each; 2. all-to-all; 3. the owner decodes and adds in
-    float32, in rank order; 4. compresses the sum, rounded to the tensor's dtype; 5. all-gather; 6. every rank decodes
+    float32, in rank order; 4. compresses the sum (`Compressor.reencode`); 5. all-gather; 6. every rank decodes
     all chunks, its own too. Two quantizations, fewer bytes beyond two ranks.
     auto: one_shot at two ranks, where both send the same bytes, two_shot beyond.
 

@@ -70,7 +70,10 @@ class Compressor(ABC):
         store_sum(decoded, out, self.exact)
 
     def reencode(self, parts: dict[str, torch.Tensor], spec: TensorSpec, into: dict[str, torch.Tensor]) -> None:
-        """`decode_sum`, rounded to `spec.dtype`, then `encode` into the sections of another payload."""
+        """`decode_sum`, then `encode` into the sections of another payload.
+
+        The sum is rounded to `spec.dtype` in between, but where a compressor never leaves its own basis.
+        """
         total = torch.empty(spec.shape, dtype=spec.dtype, device=next(iter(parts.values())).device)
         self.decode_sum(parts, spec, total)
         self.encode(total, spec, into)
@@ -126,7 +129,7 @@ class Compressor(ABC):
 
     @torch.no_grad()
     def requantize(self, payloads: torch.Tensor, spec: TensorSpec, payload: torch.Tensor | None = None) -> torch.Tensor:
-        """The payload of the sum of `payloads` [ranks, payload_bytes], rounded to `spec.dtype`; see `compress`."""
+        """The payload of the sum of `payloads` [ranks, payload_bytes] (see `reencode`); `payload` as in `compress`."""
         payload = self._payload(spec, payload, payloads.device)
         if spec.numel:
             layout = self.layout_of(spec)

@@ -7,10 +7,10 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kUnroll = 2;
 
-// Groups of up to eight elements lie within a thread; of 16 to 256, in kLanes neighbours; of 512, in a warp twice.
+// Groups of eight elements lie within a thread; of 16 to 256, in kLanes neighbours; of 512, in a warp twice.
 template <int kLanes, bool kTwice>
 __global__ void __launch_bounds__(kThreads) hadamard_kernel(const void* x, void* out, DType dtype, int64_t chunks,
-                                                            int in_thread, float scale, bool aligned) {
+                                                            float scale, bool aligned) {
   const int lane = threadIdx.x % 32;
   const float limit = largest_finite(dtype);
   const int64_t first = (int64_t(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32) * 32 * kUnroll + lane;
@@ -21,7 +21,6 @@ __global__ void __launch_bounds__(kThreads) hadamard_kernel(const void* x, void*
   for (int u = 0; u < kUnroll; ++u) {
 #pragma unroll
     for (int distance = 1; distance < 8; distance *= 2) {
-      if (distance >= in_thread) continue;
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         if (i & distance) continue;
@@ -55,10 +54,9 @@ void hadamard(const void* x, void* out, DType dtype, int64_t numel, int group_si
   const unsigned blocks = unsigned((chunks + kThreads * kUnroll - 1) / (kThreads * kUnroll));
   const bool aligned = is_aligned_16(x) && is_aligned_16(out);
   const auto launch = [&](auto kernel) {
-    kernel<<<blocks, kThreads, 0, stream>>>(x, out, dtype, chunks, group_size < 8 ? group_size : 8, scale, aligned);
+    kernel<<<blocks, kThreads, 0, stream>>>(x, out, dtype, chunks, scale, aligned);
   };
   switch (group_size / 8) {
-    case 0:
     case 1: return launch(hadamard_kernel<1, false>);
     case 2: return launch(hadamard_kernel<2, false>);
     case 4: return launch(hadamard_kernel<4, false>);

@@ -60,7 +60,7 @@ void channel_encode(const void* x, DType dtype, int64_t rows, int64_t channels, 
 void channel_decode(ScaledPayloads payloads, void* out, DType dtype, int64_t rows, int64_t channels, int bits,
                     cudaStream_t stream);
 
-// Unnormalized transform of groups of a power of two, 2 to 512, times `scale`; numel is a multiple of group_size.
+// Unnormalized transform of groups of a power of two, 8 to 512, times `scale`; numel is a multiple of group_size.
 void hadamard(const void* x, void* out, DType dtype, int64_t numel, int group_size, float scale, cudaStream_t stream);
 
 // How tah_quant cuts a message, as ops.tiling.Tiling; `inner` counts the rows that lie behind the sample dimension.

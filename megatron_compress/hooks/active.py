@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from weakref import WeakSet
 
+import torch
 import torch.distributed as dist
 
 from megatron_compress.collectives.work import Work
@@ -26,6 +28,7 @@ class Active:
         tensor_groups: those that tensor-parallel layers were given (`hooks.groups`).
         pipeline_group: the one that the schedule was called with; None where Megatron's `parallel_state` has it.
         exchanged: slots of the pipeline functions that were used in the current schedule call.
+        checked: model chunks whose layers the rules were found to reach.
         sends: transfers that the current schedule call started, kept until they have ended.
     """
 
@@ -37,6 +40,7 @@ class Active:
     pipeline_group: dist.ProcessGroup | None = None
     exchanged: set[str] = field(default_factory=set)
     sends: list[Work] = field(default_factory=list)
+    checked: WeakSet[torch.nn.Module] = field(default_factory=WeakSet)
 
 
 _active: Active | None = None

@@ -44,5 +44,7 @@ def _check(compression, *, model, p2p_communicator=None, pg_collection=None, **_
     chunks = model if isinstance(model, list) else [model]
     refuse_communicator(p2p_communicator)
     refuse_unsupported(get_model_config(chunks[0]), compression)
-    refuse_layers(chunks, compression)
+    if unseen := set(chunks) - set(active.installed().checked):  # a walk over all modules, once a model
+        refuse_layers(unseen, compression)
+        active.installed().checked.update(unseen)
     groups.note_pipeline(p2p_communicator, pg_collection)

@@ -10,7 +10,7 @@ import torch
 from megatron_compress.ops.bits import pack_bits, unpack_bits
 from megatron_compress.ops.groups import split_groups
 from megatron_compress.ops.library import register
-from megatron_compress.ops.reduce import store_sum
+from megatron_compress.ops.reduce import requantize_by, store_sum
 
 # Below this a scale no longer follows the data: levels / scale stays finite in float32.
 MIN_SCALE = 2.0**-110
@@ -28,21 +28,6 @@ def _decode(codes: torch.Tensor, scales: torch.Tensor, out: torch.Tensor, group_
         return torch.cat([part.view(-1) for part in _dequantize(groups, scales, bits)])
 
     store_sum((values(*payload) for payload in zip(codes, scales, strict=True)), out)
-
-
-def _requantize(
-    codes: torch.Tensor,
-    scales: torch.Tensor,
-    dtype: torch.dtype,
-    numel: int,
-    codes_out: torch.Tensor,
-    scales_out: torch.Tensor,
-    group_size: int,
-    bits: int,
-) -> None:
-    total = torch.empty(numel, dtype=dtype, device=codes.device)
-    _decode(codes, scales, total, group_size, bits)
-    _encode(total, codes_out, scales_out, group_size, bits)
 
 
 def _encode_channels(x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, bits: int) -> None:
@@ -69,7 +54,7 @@ decode = register(
 requantize = register(
     "fixed_point_requantize(Tensor codes, Tensor scales, ScalarType dtype, int numel, Tensor(a!) codes_out, "
     "Tensor(b!) scales_out, int group_size, int bits) -> ()",
-    _requantize,
+    requantize_by(_decode, _encode),
 )
 encode_channels = register(
     "fixed_point_channel_encode(Tensor x, Tensor(a!) codes, Tensor(b!) scales, int bits) -> ()", _encode_channels

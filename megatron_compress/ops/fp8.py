@@ -6,7 +6,7 @@ import torch
 
 from megatron_compress.ops.groups import split_groups
 from megatron_compress.ops.library import register
-from megatron_compress.ops.reduce import store_sum
+from megatron_compress.ops.reduce import requantize_by, store_sum
 
 E4M3_MAX = 448.0
 # Below this a group's largest magnitude no longer sets the scale, which stays a normal float32.
@@ -27,20 +27,6 @@ def _decode(codes: torch.Tensor, scales: torch.Tensor, out: torch.Tensor, group_
     store_sum((_dequantize(*payload, group_size) for payload in zip(codes, scales, strict=True)), out)
 
 
-def _requantize(
-    codes: torch.Tensor,
-    scales: torch.Tensor,
-    dtype: torch.dtype,
-    numel: int,
-    codes_out: torch.Tensor,
-    scales_out: torch.Tensor,
-    group_size: int,
-) -> None:
-    total = torch.empty(numel, dtype=dtype, device=codes.device)
-    _decode(codes, scales, total, group_size)
-    _encode(total, codes_out, scales_out, group_size)
-
-
 def _dequantize(codes: torch.Tensor, scales: torch.Tensor, group_size: int) -> torch.Tensor:
     groups = split_groups(codes.view(torch.float8_e4m3fn).float(), group_size)
     factors = scales.split([len(group) for group in groups])
@@ -53,5 +39,5 @@ decode = register("fp8_decode(Tensor codes, Tensor scales, Tensor(a!) out, int g
 requantize = register(
     "fp8_requantize(Tensor codes, Tensor scales, ScalarType dtype, int numel, Tensor(a!) codes_out, "
     "Tensor(b!) scales_out, int group_size) -> ()",
-    _requantize,
+    requantize_by(_decode, _encode),
 )

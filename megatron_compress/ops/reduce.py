@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch.nn import functional as F
@@ -41,3 +41,14 @@ def store_sum(parts: Iterable[torch.Tensor], out: torch.Tensor, exact: bool = Fa
         total = part if total is None else total + part
         count += 1
     out.copy_((saturate(total, out.dtype) if count == 1 and not exact else total).view(out.shape))
+
+
+def requantize_by(decode: Callable[..., None], encode: Callable[..., None]) -> Callable[..., None]:
+    """The reference of a requantize op of codes and scales: decode the sum, rounded to the dtype, and encode it."""
+
+    def requantize(codes, scales, dtype, numel, codes_out, scales_out, *settings):
+        total = torch.empty(numel, dtype=dtype, device=codes.device)
+        decode(codes, scales, total, *settings)
+        encode(total, codes_out, scales_out, *settings)
+
+    return requantize
