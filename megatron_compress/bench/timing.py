@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import torch
 
-# Written between repetitions: several times the L2 cache of any GPU there is, and long enough that the host, which
-# launches what is timed behind it, runs ahead.
+# Read between repetitions, so that no lines are left that must be written back during what is timed: several times the
+# L2 cache of any GPU there is, and long enough that the host, which launches what is timed behind it, runs ahead.
 _FLUSH_BYTES = 512 * 2**20
 REPETITIONS = 30
 
@@ -32,11 +32,11 @@ def _captured(call: Callable[[], object]) -> Callable[[], object]:
 
 
 def _median_of(call: Callable[[], object], repetitions: int) -> float:
-    flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device="cuda")
+    flush = torch.zeros(_FLUSH_BYTES // 4, dtype=torch.float32, device="cuda")
     call()
     events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repetitions)]
     for start, end in events:
-        flush.zero_()
+        flush.sum()
         start.record()
         call()
         end.record()

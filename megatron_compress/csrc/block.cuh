@@ -7,15 +7,18 @@ namespace megatron_compress {
 
 constexpr int kMaxTail = 512;
 
-// In place, blocks of `block` (a power of two that divides n).
+__device__ __forceinline__ float round_half(float x) { return __half2float(__float2half_rn(x)); }
+
+// In place, blocks of `block` (a power of two that divides n); kHalf: in half precision.
+template <bool kHalf = false>
 __device__ inline void hadamard_in_block(float* v, int n, int block) {
   for (int distance = 1; distance < block; distance *= 2) {
     __syncthreads();
     for (int pair = threadIdx.x; pair < n / 2; pair += blockDim.x) {
       const int i = pair / distance * 2 * distance + pair % distance;
       const float a = v[i], b = v[i + distance];
-      v[i] = a + b;
-      v[i + distance] = a - b;
+      v[i] = kHalf ? round_half(a + b) : a + b;
+      v[i + distance] = kHalf ? round_half(a - b) : a - b;
     }
   }
   __syncthreads();

@@ -1,4 +1,4 @@
-// fixed_point with a scale per channel: encode. A tensor of rows by channels is read twice, backwards the second time,
+// fixed_point with a scale per channel. To encode, a tensor of rows by channels is read twice, backwards the second time,
 // so that what the cache still holds of the first pass is not fetched again.
 #include "scaled_codes.cuh"
 
@@ -124,6 +124,44 @@ __global__ void __launch_bounds__(kThreads) quantize_flat(const void* x, DType d
   store_codes<Code::kBits>(codes, numel, chunk, count, first_codes<Code::kBits>(Code::encode(v), count));
 }
 
+// Eight channels a thread, a few rows each; the channels are a multiple of eight.
+template <class Code, bool kSum>
+__global__ void __launch_bounds__(kThreads) decode_columns(ScaledPayloads p, void* out, DType dtype, int64_t rows,
+                                                           int64_t channels, bool aligned) {
+  const float limit = kSum ? kFloatMax : largest_finite(dtype);
+  const int64_t column = (int64_t(blockIdx.x) * kThreads + threadIdx.x) * 8, first = int64_t(blockIdx.y) * kRowsAThread;
+  if (column >= channels) return;
+  const auto chunk = [&](int r) { return (min(first + r, rows - 1) * channels + column) / 8; };
+  float total[kRowsAThread][8];
+  for (int rank = 0; rank < (kSum ? p.ranks : 1); ++rank) {
+    Codes codes[kRowsAThread];
+#pragma unroll
+    for (int r = 0; r < kRowsAThread; ++r)
+      codes[r] = load_codes<Code::kBits>(p.codes.data + rank * p.codes.stride, rows * channels, chunk(r), 8);
+    float factor[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) factor[i] = Code::factor(scale_at<Code>(p, rank, column + i));
+    const bool inside = fits<Code>(factor, limit);
+#pragma unroll
+    for (int r = 0; r < kRowsAThread; ++r) {
+      float v[8];
+      Code::decode(codes[r], v);
+      scale_chunk(v, factor, inside, limit);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) total[r][i] = kSum && rank ? total[r][i] + v[i] : v[i];
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < kRowsAThread; ++r)
+    if (first + r < rows) store_chunk(out, dtype, chunk(r), 8, aligned, total[r]);
+}
+
+constexpr int64_t kMaxRows = int64_t(65535) * kRowsAThread;  // a grid's
+
+dim3 columns_grid(int64_t rows, int64_t channels) {
+  return dim3(blocks_of(channels, 8 * kThreads), blocks_of(rows, kRowsAThread));
+}
+
 }  // namespace
 
 int channel_partials(int64_t rows) {
@@ -139,19 +177,30 @@ void channel_encode(const void* x, DType dtype, int64_t rows, int64_t channels, 
   const auto largest = fast ? slab_largest<8> : slab_largest<1>;
   largest<<<dim3(blocks_of(channels, fast ? 256 : 32), slabs), kThreads, 0, stream>>>(
       x, dtype, rows, channels, (rows + slabs - 1) / slabs, partial);
-  const int64_t row_blocks = (rows + kRowsAThread - 1) / kRowsAThread;
   with_code(bits, [&](auto code) {
     using Code = decltype(code);
     if constexpr (std::is_same_v<typename Code::Scale, uint16_t>) {
       join_slabs<Code><<<blocks_of(channels, 32), kThreads, 0, stream>>>(partial, slabs, channels, out);
-      if (fast && row_blocks <= 65535) {
-        quantize_columns<Code><<<dim3(blocks_of(channels, 8 * kThreads), unsigned(row_blocks)), kThreads, 0, stream>>>(
-            x, dtype, rows, channels, out, codes);
+      if (fast && rows <= kMaxRows) {
+        quantize_columns<Code><<<columns_grid(rows, channels), kThreads, 0, stream>>>(x, dtype, rows, channels, out,
+                                                                                     codes);
       } else {
         quantize_flat<Code><<<blocks_of(rows * channels, 8 * kThreads), kThreads, 0, stream>>>(
             x, dtype, rows * channels, channels, out, codes);
       }
     }
+  });
+}
+
+void channel_decode(ScaledPayloads payloads, void* out, DType dtype, int64_t rows, int64_t channels, int bits,
+                    cudaStream_t stream) {
+  if (channels % 8 || rows > kMaxRows)
+    return channel_decode_any(payloads, out, dtype, rows * channels, channels, bits, stream);
+  with_code(bits, [&](auto code) {
+    using Code = decltype(code);
+    const auto kernel = payloads.ranks > 1 ? decode_columns<Code, true> : decode_columns<Code, false>;
+    kernel<<<columns_grid(rows, channels), kThreads, 0, stream>>>(payloads, out, dtype, rows, channels,
+                                                                  is_aligned_16(out));
   });
 }
 

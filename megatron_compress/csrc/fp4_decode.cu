@@ -1,90 +1,92 @@
-// fp4_quant: decode one payload, or the sum of several.
+// fp4_quant: decode one payload, or the sum of several, which are added before they are rotated back.
 #include "fp4_rows.cuh"
 
 namespace megatron_compress {
 namespace fp4 {
 namespace {
 
-// Several payloads are added before they are rotated back. A power of two keeps those of huge values in range.
-__device__ __forceinline__ float shrink_of(const Fp4Payloads& p, int64_t group, bool dual, float norm) {
-  bool huge = false;
-  for (int rank = 0; rank < p.ranks; ++rank) huge |= group_factor(p, rank, group, dual, norm) > 1.0f;
-  return huge ? kHeadroom : 1.0f;
-}
-
-// The sum of a tail's payloads rotated back, by a whole block; one payload is rotated before its factor is applied.
-__device__ void decode_tail(const Fp4Payloads& p, float* v, int n, int64_t group, int64_t first, bool e3m0, bool dual,
+// The sum of a tail's payloads rotated back, by a whole block, into v.
+template <bool kE3M0>
+__device__ void decode_tail(const Fp4Payloads& p, float* v, int n, int64_t group, int64_t first, bool dual,
                             float limit) {
   const float norm = norm_of(n & -n);
   if (p.ranks == 1) {
     const float factor = group_factor(p, 0, group, dual, norm);
-    for (int i = threadIdx.x; i < n; i += kThreads) v[i] = code_at(p, 0, first + i, e3m0);
-    hadamard_in_block(v, n, n & -n);
-    for (int i = threadIdx.x; i < n; i += kThreads) v[i] = saturate(v[i] * factor, limit);
+    for (int i = threadIdx.x; i < n; i += kThreads) v[i] = code_at<kE3M0>(p, 0, first + i);
+    hadamard_in_block<true>(v, n, n & -n);
+    for (int i = threadIdx.x; i < n; i += kThreads)
+      v[i] = saturate((v[i] * (1.0f / Format<kE3M0>::kUnit)) * factor, limit);
   } else {
-    const float shrink = shrink_of(p, group, dual, norm);
-    add_tails(p, v, n, group, first, e3m0, dual, shrink);
-    hadamard_in_block(v, n, n & -n);
-    for (int i = threadIdx.x; i < n; i += kThreads) v[i] *= 1.0f / shrink;
+    const Weights<kE3M0> weights(p, group, dual, norm, true);
+    add_tails(p, v, n, group, first, dual, weights);
+    hadamard_in_block<true>(v, n, n & -n);
+    for (int i = threadIdx.x; i < n; i += kThreads) v[i] = (v[i] * weights.growth) * weights.unit.value();
   }
 }
 
-// One payload, decoded: rotated, then times its factor.
-template <int G, bool kE3M0, int N>
-__device__ __forceinline__ void decode_row(const Fp4Payloads& p, float (&v)[N], int64_t row, int lane, bool valid,
-                                           bool dual, float norm, float limit) {
-  constexpr float kUnit = fp4::kCodeUnit<kE3M0>;
-  uint32_t packed[N / 8];
-  const float factor = load_row<G, N>(p, 0, row, valid, dual, norm, packed);
-  fp4::transform_codes<kE3M0, Geometry<G>::kLanes>(packed, v, lane);
-  if (factor * (16.0f * G) > limit || factor > 0x1p100f) {  // might leave the range
+// A lane's rotated values times growth and unit into its row, eight at a time; kSaturate: those beyond the limit.
+template <int kItem, bool kSaturate, int N>
+__device__ __forceinline__ void write_values(const __half2 (&w)[N / 2], float growth, float unit, float limit,
+                                             uint8_t* row, DType dtype) {
 #pragma unroll
-    for (int i = 0; i < N; ++i) v[i] = saturate((v[i] * (1.0f / kUnit)) * factor, limit);
-  } else {
+  for (int b = 0; b < N / 8; ++b) {
+    float v[8];
 #pragma unroll
-    for (int i = 0; i < N; ++i) v[i] *= factor * (1.0f / kUnit);
+    for (int j = 0; j < 4; ++j) {
+      const float2 pair = __half22float2(w[4 * b + j]);
+      v[j] = (pair.x * growth) * unit;
+      v[j + 4] = (pair.y * growth) * unit;
+    }
+    if (kSaturate) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) v[i] = saturate(v[i], limit);
+    }
+    write_row<kItem>(row + b * 8 * kItem, dtype, v);
   }
-}
-
-// Several, added and then rotated.
-template <int G, bool kE3M0, int N>
-__device__ __forceinline__ void decode_rows(const Fp4Payloads& p, float (&v)[N], int64_t row, int lane, bool valid,
-                                            bool dual, float norm) {
-  constexpr int kLanes = Geometry<G>::kLanes;
-  const float shrink = valid ? shrink_of(p, row / kLanes, dual, norm) : 1.0f;
-  add_rows<G, kE3M0>(p, v, row, valid, dual, norm, shrink);
-  hadamard_in_thread<N>(v);
-  hadamard_across_lanes<N, kLanes>(v, lane);
-#pragma unroll
-  for (int i = 0; i < N; ++i) v[i] *= 1.0f / shrink;
 }
 
 template <int G, int kItem, bool kE3M0, bool kSum>
 __global__ void __launch_bounds__(kThreads) decode_kernel(Fp4Payloads p, uint8_t* out, DType dtype, int64_t numel,
                                                           bool dual, bool aligned, int64_t num_rows) {
-  constexpr int N = Geometry<G>::kRow;
+  constexpr int N = Geometry<G>::kRow, kLanes = Geometry<G>::kLanes;
   using Rows = WarpRows<N * kItem>;
   __shared__ alignas(16) uint8_t shared[kWarps * Rows::kSharedBytes];
+  const float limit = largest_finite(dtype);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64_t block_row = int64_t(blockIdx.x) * kThreads;
   if (block_row >= num_rows) {
     float* v = reinterpret_cast<float*>(shared);
     const int64_t first = numel / G * G;
-    decode_tail(p, v, int(numel - first), numel / G, first, kE3M0, dual, largest_finite(dtype));
+    decode_tail<kE3M0>(p, v, int(numel - first), numel / G, first, dual, limit);
     for (int i = threadIdx.x; i < numel - first; i += kThreads) write_item(out, dtype, first + i, v[i]);
     return;
   }
-  const int64_t first_row = block_row + warp * 32;
+  const int64_t first_row = block_row + warp * 32, row = first_row + lane;
   const int rows = int(min(int64_t(32), num_rows - first_row));
   if (rows <= 0) return;
-  float v[N];
-  if constexpr (kSum) {
-    decode_rows<G, kE3M0>(p, v, first_row + lane, lane, lane < rows, dual, norm_of(G));
-  } else {
-    decode_row<G, kE3M0>(p, v, first_row + lane, lane, lane < rows, dual, norm_of(G), largest_finite(dtype));
-  }
+  const bool valid = lane < rows;
+  const float norm = norm_of(G);
   uint8_t* tile = shared + warp * Rows::kSharedBytes;
-  write_row<kItem>(tile + lane * Rows::kStride, dtype, v);
+  uint8_t* mine = tile + lane * Rows::kStride;
+  __half2 w[N / 2];
+  if constexpr (kSum) {
+    const Weights<kE3M0> weights(p, row / kLanes, dual, norm, valid);
+    add_rows<G, kE3M0, N>(p, row, valid, dual, norm, weights, w);
+    transform<N>(w);
+    transform_across_lanes<kLanes>(w, lane);
+    write_values<kItem, false, N>(w, weights.growth, weights.unit.value(), limit, mine, dtype);
+  } else {
+    const float factor = valid ? group_factor(p, 0, row / kLanes, dual, norm) : 0.0f;
+    add_row<kE3M0, N>(p, 0, row, valid, __float2half_rn(1.0f), w);
+    transform<N>(w);
+    transform_across_lanes<kLanes>(w, lane);
+    constexpr float kGrowth = 1.0f / Format<kE3M0>::kUnit;
+    if (factor * (16.0f * G) <= limit && factor <= 0x1p100f) {
+      write_values<kItem, false, N>(w, 1.0f, factor * kGrowth, limit, mine, dtype);
+    } else {
+      write_values<kItem, true, N>(w, kGrowth, factor, limit, mine, dtype);
+    }
+  }
   Rows::store_dense(tile, out + first_row * (N * kItem), rows, lane, aligned);
 }
 

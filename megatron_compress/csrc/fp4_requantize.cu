@@ -13,25 +13,28 @@ __global__ void __launch_bounds__(kThreads) requantize_kernel(Fp4Payloads p, int
   constexpr int kShared = kWarps * WarpRows<N / 2>::kSharedBytes;
   __shared__ alignas(16) uint8_t shared[kShared > 8 * kMaxTail ? kShared : 8 * kMaxTail];
   constexpr bool kDual = kScales != Scales::kSingle;
-  const Format f = fp4::format_of(kE3M0);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64_t block_row = int64_t(blockIdx.x) * kThreads;
   if (block_row >= num_rows) {
     float *v = reinterpret_cast<float*>(shared), *scratch = v + kMaxTail;
     const int64_t first = numel / G * G;
     const int n = int(numel - first);
-    add_tails(p, v, n, numel / G, first, kE3M0, kDual, (n & -n) * kHeadroom);
-    encode_tail<kScales>(v, scratch, n, numel / G, first, to, f);
+    const Weights<kE3M0> weights(p, numel / G, kDual, norm_of(n & -n), true);
+    add_tails(p, v, n, numel / G, first, kDual, weights);
+    encode_tail<kE3M0, kScales>(v, scratch, n, numel / G, first, to, weights.growth, weights.unit);
     return;
   }
-  const int64_t first_row = block_row + warp * 32;
+  const int64_t first_row = block_row + warp * 32, row = first_row + lane;
   const int rows = int(min(int64_t(32), num_rows - first_row));
   if (rows <= 0) return;
-  float v[N];
-  add_rows<G, kE3M0>(p, v, first_row + lane, lane < rows, kDual, norm_of(G), G * kHeadroom);
-  uint32_t words[N / 8];
-  const GroupScale s = fp4::quantize_group<Geometry<G>::kLanes, kScales>(v, words, norm_of(G), f);
-  store_group<G, N>(s, words, shared + warp * WarpRows<N / 2>::kSharedBytes, to, first_row, rows, lane, kDual);
+  const float norm = norm_of(G);
+  const Weights<kE3M0> weights(p, row / Geometry<G>::kLanes, kDual, norm, lane < rows);
+  __half2 w[N / 2];
+  add_rows<G, kE3M0, N>(p, row, lane < rows, kDual, norm, weights, w);
+  uint32_t codes[N / 8];
+  const GroupScale s =
+      quantize_group<kE3M0, Geometry<G>::kLanes, kScales, N>(w, codes, weights.growth, weights.unit, norm);
+  store_group<G, N>(s, codes, shared + warp * WarpRows<N / 2>::kSharedBytes, to, first_row, rows, lane, kDual);
 }
 
 }  // namespace

@@ -34,42 +34,75 @@ __device__ __forceinline__ float group_factor(const Fp4Payloads& p, int rank, in
   return __fdiv_rn(scale * norm, reinterpret_cast<const float*>(p.alphas.data + rank * p.alphas.stride)[group]);
 }
 
-__device__ __forceinline__ float code_at(const Fp4Payloads& p, int rank, int64_t i, bool e3m0) {
-  const int code = p.codes.data[rank * p.codes.stride + i / 2] >> (i % 2 * 4) & 15;
-  const uint32_t bits = uint32_t(code & 7) << (e3m0 ? 10 : 9);
-  const float magnitude = __half2float(__ushort_as_half(uint16_t(bits))) * (e3m0 ? 0x1p12f : 0x1p14f);
-  return code & 8 ? -magnitude : magnitude;
-}
+// How payloads are added: values of codes, in the format's unit, times weights; the sum is times growth and unit.
+template <bool kE3M0>
+struct Weights {
+  float growth;
+  Power unit;
 
-// Sum over ranks of a tail's codes times their factors and `unit`, into total[0..n).
-__device__ inline void add_tails(const Fp4Payloads& p, float* total, int n, int64_t group, int64_t first, bool e3m0,
-                                 bool dual, float unit) {
-  for (int rank = 0; rank < p.ranks; ++rank) {
-    const float factor = group_factor(p, rank, group, dual, norm_of(n & -n)) * unit;
-    for (int i = threadIdx.x; i < n; i += kThreads) {
-      const float part = code_at(p, rank, first + i, e3m0) * factor;
-      total[i] = rank ? total[i] + part : part;
-    }
+  __device__ __forceinline__ Weights(const Fp4Payloads& p, int64_t group, bool dual, float norm, bool valid)
+      : unit(largest(p, group, dual, norm, valid)) {
+    growth = float(2 << (p.ranks > 1 ? 32 - __clz(p.ranks - 1) : 0));
+  }
+
+  __device__ __forceinline__ __half of(float factor) const {
+    return __float2half_rn((factor * unit.twice_inverse()) * (0.5f / (growth * Format<kE3M0>::kUnit)));
+  }
+
+  static __device__ __forceinline__ float largest(const Fp4Payloads& p, int64_t group, bool dual, float norm,
+                                                  bool valid) {
+    float largest = kMinFactor;
+    for (int rank = 0; valid && rank < p.ranks; ++rank)
+      largest = max_nan(largest, group_factor(p, rank, group, dual, norm));
+    return largest;
+  }
+};
+
+// A lane's row of codes as values in the format's unit, added to `total` times `weight`, or in its place.
+template <bool kE3M0, int N>
+__device__ __forceinline__ void add_row(const Fp4Payloads& p, int rank, int64_t row, bool valid, __half weight,
+                                        __half2 (&total)[N / 2]) {
+  uint32_t packed[N / 8];
+  load_codes<N>(p.codes.data + rank * p.codes.stride + row * (N / 2), packed, valid);
+  const __half2 both = __half2half2(weight);
+#pragma unroll
+  for (int b = 0; b < N / 8; ++b) {
+    __half2 w[4];
+    Format<kE3M0>::unpack_8(packed[b], w);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) total[4 * b + j] = rank ? __hfma2(w[j], both, total[4 * b + j]) : __hmul2(w[j], both);
   }
 }
 
-// A lane's row of a payload's codes, and its factor.
-template <int G, int N>
-__device__ __forceinline__ float load_row(const Fp4Payloads& p, int rank, int64_t row, bool valid, bool dual, float norm,
-                                          uint32_t (&packed)[N / 8]) {
-  load_codes<N>(p.codes.data + rank * p.codes.stride + row * (N / 2), packed, valid);
-  return valid ? group_factor(p, rank, row / Geometry<G>::kLanes, dual, norm) : 0.0f;
+// The weighted sum of a lane's rows.
+template <int G, bool kE3M0, int N>
+__device__ __forceinline__ void add_rows(const Fp4Payloads& p, int64_t row, bool valid, bool dual, float norm,
+                                         const Weights<kE3M0>& weights, __half2 (&total)[N / 2]) {
+  const int64_t group = row / Geometry<G>::kLanes;
+  add_row<kE3M0, N>(p, 0, row, valid, weights.of(valid ? group_factor(p, 0, group, dual, norm) : 0.0f), total);
+#pragma unroll 1
+  for (int rank = 1; rank < p.ranks; ++rank)
+    add_row<kE3M0, N>(p, rank, row, valid, weights.of(valid ? group_factor(p, rank, group, dual, norm) : 0.0f), total);
 }
 
-// Sum over ranks of a lane's codes times their factors and `unit`.
-template <int G, bool kE3M0, int N>
-__device__ __forceinline__ void add_rows(const Fp4Payloads& p, float (&total)[N], int64_t row, bool valid, bool dual,
-                                         float norm, float unit) {
-#pragma unroll 1
+// The value of a tail's code in the format's unit.
+template <bool kE3M0>
+__device__ __forceinline__ float code_at(const Fp4Payloads& p, int rank, int64_t i) {
+  const int code = p.codes.data[rank * p.codes.stride + i / 2] >> (i % 2 * 4) & 15;
+  const uint16_t bits = uint16_t((code & 7) << Format<kE3M0>::kPosition | (code & 8) << 12);
+  return __half2float(__ushort_as_half(bits));
+}
+
+// The weighted sum of a tail, into total[0..n).
+template <bool kE3M0>
+__device__ void add_tails(const Fp4Payloads& p, float* total, int n, int64_t group, int64_t first, bool dual,
+                          const Weights<kE3M0>& weights) {
   for (int rank = 0; rank < p.ranks; ++rank) {
-    uint32_t packed[N / 8];
-    const float factor = load_row<G, N>(p, rank, row, valid, dual, norm, packed);
-    fp4::add_codes<kE3M0>(packed, factor * unit, rank == 0, total);
+    const __half weight = weights.of(group_factor(p, rank, group, dual, norm_of(n & -n)));
+    for (int i = threadIdx.x; i < n; i += kThreads) {
+      const __half value = __float2half_rn(code_at<kE3M0>(p, rank, first + i));
+      total[i] = __half2float(rank ? __hfma(value, weight, __float2half_rn(total[i])) : __hmul(value, weight));
+    }
   }
 }
 
@@ -90,25 +123,30 @@ __device__ __forceinline__ void store_group(const GroupScale& s, const uint32_t 
   }
 }
 
-// The last, shorter group, by a whole block. v: its n values, transformed, times kHeadroom.
-template <Scales kScales>
+// The last, shorter group, by a whole block. v: its n rotated values, which are times growth and unit.
+template <bool kE3M0, Scales kScales>
 __device__ void encode_tail(float* v, float* scratch, int n, int64_t group, int64_t first, const Target& to,
-                            const Format& f) {
+                            float growth, Power unit) {
+  using F = Format<kE3M0>;
   const int block = n & -n;
   const float norm = norm_of(block);
-  const float largest = largest_in_block(v, n);
-  GroupScale s = fp4::single_scale(largest, block, f);
+  const float largest = fmaxf(largest_in_block(v, n), kMinLargest);
+  GroupScale s = single_scale<kE3M0>(largest, growth, unit);
   if (kScales != Scales::kSingle) {
-    for (int i = threadIdx.x; i < n; i += kThreads) scratch[i] = (v[i] * s.inverse) * (v[i] * s.inverse);
-    s = fp4::dual_scale<kScales>(s, largest, pairwise_sum_in_block(scratch, n), block, n, norm, f);
+    for (int i = threadIdx.x; i < n; i += kThreads) scratch[i] = v[i] * v[i];
+    s = dual_scale<kE3M0, kScales>(s, largest, pairwise_sum_in_block(scratch, n), growth, unit, block, n, norm);
   }
   __syncthreads();
+  const float inverse = round_half(s.inverse), limit = F::kMax * F::kUnit;
   for (int i = threadIdx.x * 8; i < n; i += kThreads * 8) {
     float t[8];
-    for (int k = 0; k < 8; ++k)
-      t[k] = i + k < n ? (kScales == Scales::kClipped ? saturate(v[i + k] * s.inverse, f.max) : v[i + k] * s.inverse)
-                       : 0.0f;
-    const uint32_t packed = s.finite ? fp4::quantize_8(t, f) : 0u;
+    for (int k = 0; k < 8; ++k) {
+      t[k] = i + k < n ? v[i + k] * inverse : 0.0f;
+      if (kScales == Scales::kClipped) t[k] = saturate(t[k], limit);
+    }
+    __half2 pairs[4];
+    for (int j = 0; j < 4; ++j) pairs[j] = __floats2half2_rn(t[j], t[j + 4]);
+    const uint32_t packed = unit.finite() ? F::quantize_8(pairs) : 0u;
     for (int byte = 0; byte < 4 && i + 2 * byte < n; ++byte)
       to.codes[(first + i) / 2 + byte] = uint8_t(packed >> (8 * byte));
   }

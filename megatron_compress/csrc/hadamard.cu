@@ -1,49 +1,45 @@
-// The standalone grouped transform (ops/hadamard.py): 16 bytes a load, eight values a thread, the rest by shuffles.
+// The standalone grouped transform (ops/hadamard.py): 16 bytes a load, eight values a chunk, several chunks a thread.
 #include "scaled_codes.cuh"
 
 namespace megatron_compress {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kUnroll = 2;
+constexpr int kChunks = 4;  // a thread's
 
-// Groups of eight elements lie within a thread; of 16 to 256, in kLanes neighbours; of 512, in a warp twice.
-template <int kLanes, bool kTwice>
+// A group of kLanes * kHeld chunks lies in kLanes neighbouring threads, chunk h * kLanes + l in lane l, so that their
+// loads are neighbours; a thread has chunks of kChunks / kHeld groups.
+template <int kLanes, int kHeld>
 __global__ void __launch_bounds__(kThreads) hadamard_kernel(const void* x, void* out, DType dtype, int64_t chunks,
                                                             float scale, bool aligned) {
+  constexpr int kGroups = kChunks / kHeld, kGroupsAWarp = 32 / kLanes;
   const int lane = threadIdx.x % 32;
   const float limit = largest_finite(dtype);
-  const int64_t first = (int64_t(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32) * 32 * kUnroll + lane;
-  float v[kUnroll][8];
+  const int64_t warp = int64_t(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32;
+  const int64_t first = warp * (32 * kChunks) + lane / kLanes * (kLanes * kHeld) + lane % kLanes;
+  const auto chunk = [&](int g, int h) { return first + g * (kGroupsAWarp * kLanes * kHeld) + h * kLanes; };
+  float v[kGroups][kHeld * 8];
 #pragma unroll
-  for (int u = 0; u < kUnroll; ++u) load_chunk(x, dtype, first + u * 32, first + u * 32 < chunks ? 8 : 0, aligned, v[u]);
-#pragma unroll
-  for (int u = 0; u < kUnroll; ++u) {
-#pragma unroll
-    for (int distance = 1; distance < 8; distance *= 2) {
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        if (i & distance) continue;
-        const float a = v[u][i], b = v[u][i + distance];
-        v[u][i] = a + b;
-        v[u][i + distance] = a - b;
-      }
-    }
-    hadamard_across_lanes<8, kLanes>(v[u], lane);
-  }
-  if (kTwice) {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const float a = v[0][i], b = v[1][i];
-      v[0][i] = a + b;
-      v[1][i] = a - b;
-    }
+  for (int i = 0; i < kChunks; ++i) {
+    const int g = i / kHeld, h = i % kHeld;
+    load_chunk(x, dtype, chunk(g, h), chunk(g, h) < chunks ? 8 : 0, aligned,
+               *reinterpret_cast<float(*)[8]>(v[g] + h * 8));
   }
 #pragma unroll
-  for (int u = 0; u < kUnroll; ++u) {
+  for (int g = 0; g < kGroups; ++g) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) v[u][i] = saturate(v[u][i] * scale, limit);
-    if (first + u * 32 < chunks) store_chunk(out, dtype, first + u * 32, 8, aligned, v[u]);
+    for (int h = 0; h < kHeld; ++h) {
+      auto& part = *reinterpret_cast<float(*)[8]>(v[g] + h * 8);
+      hadamard_in_thread<8>(part);
+      hadamard_across_lanes<8, kLanes>(part, lane);
+    }
+    hadamard_in_thread<kHeld * 8, 8>(v[g]);
+#pragma unroll
+    for (int i = 0; i < kHeld * 8; ++i) v[g][i] = saturate(v[g][i] * scale, limit);
+#pragma unroll
+    for (int h = 0; h < kHeld; ++h)
+      if (chunk(g, h) < chunks)
+        store_chunk(out, dtype, chunk(g, h), 8, aligned, *reinterpret_cast<float(*)[8]>(v[g] + h * 8));
   }
 }
 
@@ -51,19 +47,19 @@ __global__ void __launch_bounds__(kThreads) hadamard_kernel(const void* x, void*
 
 void hadamard(const void* x, void* out, DType dtype, int64_t numel, int group_size, float scale, cudaStream_t stream) {
   const int64_t chunks = numel / 8;
-  const unsigned blocks = unsigned((chunks + kThreads * kUnroll - 1) / (kThreads * kUnroll));
+  const unsigned blocks = blocks_of(chunks, kThreads * kChunks);
   const bool aligned = is_aligned_16(x) && is_aligned_16(out);
   const auto launch = [&](auto kernel) {
     kernel<<<blocks, kThreads, 0, stream>>>(x, out, dtype, chunks, scale, aligned);
   };
-  switch (group_size / 8) {
-    case 1: return launch(hadamard_kernel<1, false>);
-    case 2: return launch(hadamard_kernel<2, false>);
-    case 4: return launch(hadamard_kernel<4, false>);
-    case 8: return launch(hadamard_kernel<8, false>);
-    case 16: return launch(hadamard_kernel<16, false>);
-    case 32: return launch(hadamard_kernel<32, false>);
-    case 64: return launch(hadamard_kernel<32, true>);
+  switch (group_size) {
+    case 8: return launch(hadamard_kernel<1, 1>);
+    case 16: return launch(hadamard_kernel<2, 1>);
+    case 32: return launch(hadamard_kernel<2, 2>);
+    case 64: return launch(hadamard_kernel<2, 4>);
+    case 128: return launch(hadamard_kernel<4, 4>);
+    case 256: return launch(hadamard_kernel<8, 4>);
+    case 512: return launch(hadamard_kernel<16, 4>);
   }
 }
 

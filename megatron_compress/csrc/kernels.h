@@ -57,6 +57,9 @@ void scaled_requantize(ScaledPayloads payloads, DType dtype, int64_t numel, uint
 int channel_partials(int64_t rows);
 void channel_encode(const void* x, DType dtype, int64_t rows, int64_t channels, uint8_t* codes, void* scales, int bits,
                     float* partial, cudaStream_t stream);
+// Any number of rows and channels, slowly.
+void channel_decode_any(ScaledPayloads payloads, void* out, DType dtype, int64_t numel, int64_t channels, int bits,
+                        cudaStream_t stream);
 void channel_decode(ScaledPayloads payloads, void* out, DType dtype, int64_t rows, int64_t channels, int bits,
                     cudaStream_t stream);
 

@@ -139,23 +139,25 @@ void with_code(int bits, F f) {
   }
 }
 
-// `kBytes` (1 to 8) bytes at any address; `count` of them exist.
+// `count` bytes at any address, at most kMost (4 or 8), of memory whose words of four bytes exist as soon as one of their
+// bytes does: payloads begin and end at multiples of 16 bytes. What lies behind them may be anything.
+template <int kMost>
+__device__ __forceinline__ uint64_t load_bytes(const uint8_t* source, int count) {
+  const uint32_t offset = reinterpret_cast<uintptr_t>(source) % 4;
+  const auto* words = reinterpret_cast<const uint32_t*>(source - offset);
+  const uint32_t first = words[0], second = offset + count > 4 ? words[1] : 0;
+  const uint32_t low = __funnelshift_r(first, second, 8 * offset);
+  if constexpr (kMost == 4) return low;
+  const uint32_t third = offset + count > 8 ? words[2] : 0;
+  return low | uint64_t(__funnelshift_r(second, third, 8 * offset)) << 32;
+}
+
+// The `count` bytes of a stream of chunks of kBytes (1 to 8).
 template <int kBytes>
 __device__ __forceinline__ uint64_t load_stream(const uint8_t* source, int count) {
   const auto address = reinterpret_cast<uintptr_t>(source);
   if (kBytes == 8 && count == 8 && address % 8 == 0) return *reinterpret_cast<const uint64_t*>(source);
-  if (kBytes == 4 && count == 4 && address % 4 == 0) return *reinterpret_cast<const uint32_t*>(source);
-  uint64_t stream = 0;
-  if (kBytes % 2 == 0 && count == kBytes && address % 2 == 0) {
-#pragma unroll
-    for (int i = 0; i < kBytes / 2; ++i)
-      stream |= uint64_t(reinterpret_cast<const uint16_t*>(source)[i]) << (16 * i);
-    return stream;
-  }
-#pragma unroll
-  for (int i = 0; i < kBytes; ++i)
-    if (i < count) stream |= uint64_t(source[i]) << (8 * i);
-  return stream;
+  return load_bytes<kBytes <= 4 ? 4 : 8>(source, count);
 }
 
 template <int kBytes>
@@ -210,6 +212,19 @@ __device__ __forceinline__ typename Code::Scale scale_at(const ScaledPayloads& p
   return reinterpret_cast<const typename Code::Scale*>(p.scales.data + rank * p.scales.stride)[index];
 }
 
+// Eight elements from `first` on; `aligned`: that is a multiple of 16 bytes.
+__device__ __forceinline__ void store_eight(void* out, DType dtype, int64_t first, bool aligned, const float (&v)[8]) {
+  auto* target = static_cast<uint8_t*>(out) + first * item_bytes(dtype);
+  if (!aligned) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) write_item(out, dtype, first + i, v[i]);
+  } else if (dtype == DType::kFloat32) {
+    write_row<4>(target, dtype, v);
+  } else {
+    write_row<2>(target, dtype, v);
+  }
+}
+
 // Eight elements from 8 chunk on, zeros behind `count`.
 __device__ __forceinline__ void load_chunk(const void* x, DType dtype, int64_t chunk, int count, bool aligned,
                                            float (&v)[8]) {
@@ -227,28 +242,26 @@ __device__ __forceinline__ void load_chunk(const void* x, DType dtype, int64_t c
 
 __device__ __forceinline__ void store_chunk(void* out, DType dtype, int64_t chunk, int count, bool aligned,
                                             const float (&v)[8]) {
-  if (aligned && count == 8) {
-    if (dtype == DType::kFloat32) {
-      write_row<4>(static_cast<uint8_t*>(out) + chunk * 32, dtype, v);
-    } else {
-      write_row<2>(static_cast<uint8_t*>(out) + chunk * 16, dtype, v);
-    }
-  } else {
+  if (count == 8) return store_eight(out, dtype, chunk * 8, aligned, v);
 #pragma unroll
-    for (int i = 0; i < 8; ++i)
-      if (i < count) write_item(out, dtype, chunk * 8 + i, v[i]);
-  }
+  for (int i = 0; i < 8; ++i)
+    if (i < count) write_item(out, dtype, chunk * 8 + i, v[i]);
 }
 
-// A chunk times its factors, saturated where it might leave the range.
+// Whether codes times their factors stay within the limit.
 template <class Code>
-__device__ __forceinline__ void scale_chunk(float (&v)[8], const float (&factor)[8], float limit) {
+__device__ __forceinline__ bool fits(const float (&factor)[8], float limit) {
   bool inside = true;
 #pragma unroll
   for (int i = 0; i < 8; ++i) inside &= Code::kLargest * factor[i] <= limit;
+  return inside;
+}
+
+// A chunk times its factors, saturated where it does not fit.
+__device__ __forceinline__ void scale_chunk(float (&v)[8], const float (&factor)[8], bool fits, float limit) {
 #pragma unroll
   for (int i = 0; i < 8; ++i) v[i] *= factor[i];
-  if (inside) return;
+  if (fits) return;
 #pragma unroll
   for (int i = 0; i < 8; ++i) v[i] = saturate(v[i], limit);
 }

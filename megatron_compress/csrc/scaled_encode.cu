@@ -9,7 +9,8 @@ constexpr int kUnroll = 4;                 // chunks a thread, so that loads ove
 constexpr int kWarpChunks = 32 * kUnroll;  // consecutive chunks of a warp
 constexpr int kMaxFastGroup = 256;         // what a warp holds at eight elements a thread
 
-// Sources of chunks: the tensor itself, and the sum of decoded payloads rounded to dtype. `fetch` starts the loads.
+// Sources of chunks, those of one thread 32 apart: the tensor itself, and the sum of decoded payloads rounded to dtype.
+// `fetch` starts all loads; chunks from `end` on do not exist.
 template <int kItem>
 struct FromTensor {
   const uint8_t* x;
@@ -20,20 +21,22 @@ struct FromTensor {
     uint4 bits[kItem / 2];
   };
 
-  __device__ __forceinline__ Fetched fetch(int64_t chunk, bool exists) const {
-    Fetched f = {};
-    if (exists && aligned) {
+  __device__ __forceinline__ void fetch(int64_t first, int64_t end, Fetched (&fetched)[kUnroll]) const {
 #pragma unroll
-      for (int i = 0; i < kItem / 2; ++i)
-        f.bits[i] = reinterpret_cast<const uint4*>(x + chunk * (8 * kItem))[i];
-    } else if (exists) {
-      for (int i = 0; i < 4 * kItem; ++i)
-        reinterpret_cast<uint16_t*>(f.bits)[i] = reinterpret_cast<const uint16_t*>(x + chunk * (8 * kItem))[i];
+    for (int u = 0; u < kUnroll; ++u) {
+      const uint8_t* source = x + (first + u * 32) * (8 * kItem);
+      fetched[u] = {};
+      if (first + u * 32 < end && aligned) {
+#pragma unroll
+        for (int i = 0; i < kItem / 2; ++i) fetched[u].bits[i] = reinterpret_cast<const uint4*>(source)[i];
+      } else if (first + u * 32 < end) {
+        for (int i = 0; i < 4 * kItem; ++i)
+          reinterpret_cast<uint16_t*>(fetched[u].bits)[i] = reinterpret_cast<const uint16_t*>(source)[i];
+      }
     }
-    return f;
   }
 
-  __device__ __forceinline__ void values(const Fetched& f, int64_t, bool, float (&v)[8]) const {
+  __device__ __forceinline__ void values(const Fetched& f, float (&v)[8]) const {
     read_row<kItem>(reinterpret_cast<const uint8_t*>(f.bits), dtype, v);
   }
 };
@@ -45,24 +48,35 @@ struct FromPayloads {
   int64_t numel;
   int log2_lanes;
 
-  struct Fetched {};
+  struct Fetched {
+    float total[8];
+  };
 
-  __device__ __forceinline__ Fetched fetch(int64_t, bool) const { return {}; }
-
-  __device__ __forceinline__ void values(const Fetched&, int64_t chunk, bool exists, float (&total)[8]) const {
-    if (!exists) chunk = 0;
+  __device__ __forceinline__ void fetch(int64_t first, int64_t end, Fetched (&fetched)[kUnroll]) const {
     for (int rank = 0; rank < payloads.ranks; ++rank) {
-      float v[8], factor[8];
-      Code::decode(load_codes<Code::kBits>(payloads.codes.data + rank * payloads.codes.stride, numel, chunk, 8), v);
-      const float group_factor = Code::factor(scale_at<Code>(payloads, rank, chunk >> log2_lanes));
+      Codes codes[kUnroll];
+      float factor[kUnroll];
 #pragma unroll
-      for (int i = 0; i < 8; ++i) factor[i] = group_factor;
-      scale_chunk<Code>(v, factor, kFloatMax);
+      for (int u = 0; u < kUnroll; ++u) {
+        const int64_t chunk = min(first + u * 32, end - 1);
+        codes[u] = load_codes<Code::kBits>(payloads.codes.data + rank * payloads.codes.stride, numel, chunk, 8);
+        factor[u] = Code::factor(scale_at<Code>(payloads, rank, chunk >> log2_lanes));
+      }
 #pragma unroll
-      for (int i = 0; i < 8; ++i) total[i] = rank ? total[i] + v[i] : v[i];
+      for (int u = 0; u < kUnroll; ++u) {
+        const float all[8] = {factor[u], factor[u], factor[u], factor[u], factor[u], factor[u], factor[u], factor[u]};
+        float v[8];
+        Code::decode(codes[u], v);
+        scale_chunk(v, all, fits<Code>(all, kFloatMax), kFloatMax);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) fetched[u].total[i] = rank ? fetched[u].total[i] + v[i] : v[i];
+      }
     }
+  }
+
+  __device__ __forceinline__ void values(const Fetched& f, float (&v)[8]) const {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) total[i] = round_to(total[i], dtype);
+    for (int i = 0; i < 8; ++i) v[i] = round_to(f.total[i], dtype);
   }
 };
 
@@ -78,14 +92,13 @@ __global__ void __launch_bounds__(kThreads) encode_groups(Source source, int64_t
   const int64_t first = (int64_t(blockIdx.x) * (kThreads / 32) + warp) * kWarpChunks;
   if (first >= chunks) return;
   typename Source::Fetched fetched[kUnroll];
-#pragma unroll
-  for (int u = 0; u < kUnroll; ++u) fetched[u] = source.fetch(first + u * 32 + lane, first + u * 32 + lane < chunks);
+  source.fetch(first + lane, chunks, fetched);
   uint8_t* stage = staging + (kStaged ? warp * kWarpChunks * B : 0);
 #pragma unroll
   for (int u = 0; u < kUnroll; ++u) {
     const int64_t chunk = first + u * 32 + lane;
     float v[8];
-    source.values(fetched[u], chunk, chunk < chunks, v);
+    source.values(fetched[u], v);
     float largest = 0.0f;
 #pragma unroll
     for (int i = 0; i < 8; ++i) largest = max_nan(largest, fabsf(v[i]));

@@ -1,13 +1,14 @@
 // Decode of compressors/tah_quant.py: one payload or the sum of several.
 #include "block.cuh"
+#include "scaled_codes.cuh"
 #include "tah_quant.cuh"
 
 namespace megatron_compress {
 namespace tah {
 namespace {
 
-constexpr int kThreads = 128;
-constexpr int kWarps = kThreads / 32;
+constexpr int kThreads = 256;
+constexpr int kUnroll = 2;  // chunks a thread
 constexpr float kHuge = 0x1p90f;
 
 // A tile's parameters; those of huge values are taken times a power of two until the end, so that none overflows.
@@ -24,12 +25,11 @@ __device__ __forceinline__ Header header_of(const uint8_t* scales, const uint8_t
   return {scale * shrink, zero * shrink, 1.0f / shrink, bool(bits >> 15)};
 }
 
-// Values times the header's power of two, saturated where they might leave the range.
-template <int N>
-__device__ __forceinline__ void grow_row(float (&v)[N], const Header& h, float limit) {
+// A chunk times the header's power of two, saturated where it might leave the range.
+__device__ __forceinline__ void grow(float (&v)[8], const Header& h, float limit) {
   if (h.grow == 1.0f && limit > kFloat16Max) return;
 #pragma unroll
-  for (int i = 0; i < N; ++i) v[i] = saturate(v[i] * h.grow, limit);
+  for (int i = 0; i < 8; ++i) v[i] = saturate(v[i] * h.grow, limit);
 }
 
 __device__ __forceinline__ uint32_t pivot_at(const uint8_t* stream, uint32_t slot, int bits) {
@@ -39,93 +39,88 @@ __device__ __forceinline__ uint32_t pivot_at(const uint8_t* stream, uint32_t slo
   return two >> bit % 8 & ((1u << bits) - 1);
 }
 
-// Of four codes.
-__device__ __forceinline__ void decode_quad(uint32_t quad, int bits, const Header& h, float* v) {
+// The codes of a chunk, `bits` each.
+__device__ __forceinline__ void decode_chunk(uint64_t codes, int bits, const Header& h, float (&v)[8]) {
   const uint32_t mask = (1u << bits) - 1;
+  uint32_t half[2] = {uint32_t(codes), uint32_t(codes >> (4 * bits))};
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const uint32_t code = quad >> (bits * i) & mask;
-    v[i] = (__uint_as_float(0x4b000000u | code) - 8388608.0f) * h.scale + h.zero;
+  for (int i = 0; i < 8; ++i) {
+    v[i] = (__uint_as_float(0x4b000000u | (half[i / 4] & mask)) - 8388608.0f) * h.scale + h.zero;
+    half[i / 4] >>= bits;
   }
 }
 
-// Transform a tile of kLanes neighbouring threads and swap element 0 with the pivot.
-template <int N, int kLanes>
-__device__ __forceinline__ void rotate_back(float (&v)[N], uint32_t pivot, uint32_t piece, int lane) {
-  const unsigned mates = ((1u << kLanes) - 1) << (lane / kLanes * kLanes);
-  hadamard_in_thread<N>(v);
-  hadamard_across_lanes<N, kLanes>(v, lane, mates);
-  float head = v[0], peak = 0.0f;
+// Transform a tile of kLanes chunks in neighbouring threads, chunk `piece` here, and swap element 0 with the pivot.
+// Every lane of the warp calls it.
+template <int kLanes>
+__device__ __forceinline__ void rotate_back(float (&v)[8], uint32_t pivot, uint32_t piece, int lane) {
+  hadamard_in_thread<8>(v);
+  hadamard_across_lanes<8, kLanes>(v, lane);
+  float peak = 0.0f;
 #pragma unroll
-  for (int i = 0; i < N; ++i)
-    if (piece * N + i == pivot) peak = v[i];
-  if (kLanes > 1) {
-    head = __shfl_sync(mates, head, lane / kLanes * kLanes);
-    peak = __shfl_sync(mates, peak, lane / kLanes * kLanes + pivot / N);
-  }
+  for (int i = 0; i < 8; ++i)
+    if (pivot % 8 == i) peak = v[i];
+  const float head = __shfl_sync(kAllLanes, v[0], lane / kLanes * kLanes);
+  peak = __shfl_sync(kAllLanes, peak, lane / kLanes * kLanes + pivot / 8);
 #pragma unroll
-  for (int i = 0; i < N; ++i)
-    if (piece * N + i == pivot) v[i] = head;
+  for (int i = 0; i < 8; ++i)
+    if (piece * 8 + i == pivot) v[i] = head;
   if (piece == 0) v[0] = peak;
 }
 
-template <int G, int kItem, bool kSum>
-__global__ void __launch_bounds__(kThreads, kSum || kItem == 4 ? 3 : 5)
-    decode_tiles(TahPayload p, int64_t stride, int ranks, uint8_t* out, DType dtype, TahTiling t, const Word* words,
-                 bool aligned) {
-  constexpr int N = Geometry<G>::kRow, kLanes = Geometry<G>::kLanes;
-  using Rows = WarpRows<N * kItem>;
-  __shared__ alignas(16) uint8_t shared[kWarps * Rows::kSharedBytes];
+// A thread decodes chunks of eight elements, kThreads apart; the kLanes of a tile are neighbours. kBytes: what the codes
+// of a chunk take at most, 4 or 8.
+template <int G, int kBytes, bool kSum>
+__global__ void __launch_bounds__(kThreads) decode_tiles(TahPayload p, int64_t stride, int ranks, uint8_t* out,
+                                                         DType dtype, Tiling t, const Word* words, bool aligned) {
+  constexpr int kLanes = G / 8;
   const int lane = threadIdx.x % 32;
-  const int64_t first = int64_t(blockIdx.x) * kThreads + (threadIdx.x - lane);
-  const int64_t parts = int64_t(t.all_whole_tiles()) * kLanes;
-  const int rows = int(min(int64_t(32), parts - first));
-  if (rows <= 0) return;
-  const uint32_t part = uint32_t(min(first + lane, parts - 1)), piece = part % kLanes;
-  const Tile tile(part / kLanes, t);
-  uint8_t* mine = shared + threadIdx.x / 32 * Rows::kSharedBytes + lane * Rows::kStride;
-  float total[kSum ? N : 1];
-#pragma unroll 1
+  const int64_t chunks = int64_t(t.all_whole_tiles()) * kLanes;
+  const int64_t first = int64_t(blockIdx.x) * (kThreads * kUnroll) + threadIdx.x;
+  const uint32_t piece = threadIdx.x % kLanes;
+  const auto tile_of = [&](int u) { return Tile(uint32_t(min(first + u * kThreads, chunks - 1) / kLanes), t); };
+  float total[kUnroll][8];
   for (int rank = 0; rank < (kSum ? ranks : 1); ++rank) {
-    const Header h = header_of(p.scales + rank * stride, p.zeros + rank * stride, tile.slot(t));
-    const Place place = place_of(tile, t, words + int64_t(rank) * t.samples * t.words());
-    const int bits = place.high ? t.high_bits : t.low_bits;
-    const uint8_t* source = (place.high ? p.high_codes : p.low_codes) + rank * stride +
-                            (int64_t(place.rank) * kLanes + piece) * (N / 8 * bits);
-    uint32_t quads[N / 4];
-    with_bits(bits, [&](auto constant) { load_quads<decltype(constant)::value, N>(source, quads); });
-    if (!kSum && !h.rotated) {  // few values at a time
+    Header header[kUnroll];
+    uint64_t codes[kUnroll];
+    int bits[kUnroll];
 #pragma unroll
-      for (int c = 0; c < N / 8; ++c) {
-        float v[8];
-        decode_quad(quads[2 * c], bits, h, v);
-        decode_quad(quads[2 * c + 1], bits, h, v + 4);
-        grow_row(v, h, largest_finite(dtype));
-        write_row<kItem>(mine + c * 8 * kItem, dtype, v);
+    for (int u = 0; u < kUnroll; ++u) {
+      const Tile tile = tile_of(u);
+      header[u] = header_of(p.scales + rank * stride, p.zeros + rank * stride, tile.slot(t));
+      const Place place = place_of(tile, t, words + int64_t(rank) * t.samples * t.words());
+      bits[u] = place.high ? t.high_bits : t.low_bits;
+      codes[u] = load_bytes<kBytes>((place.high ? p.high_codes : p.low_codes) + rank * stride +
+                                        (int64_t(place.rank) * kLanes + piece) * bits[u], bits[u]);
+    }
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      float v[8];
+      decode_chunk(codes[u], bits[u], header[u], v);
+      if (__any_sync(kAllLanes, header[u].rotated)) {
+        float rotated[8];
+#pragma unroll
+        for (int i = 0; i < 8; ++i) rotated[i] = v[i];
+        const uint32_t pivot = pivot_at(p.pivots + rank * stride, tile_of(u).slot(t), t.pivot_bits());
+        rotate_back<kLanes>(rotated, pivot, piece, lane);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) v[i] = header[u].rotated ? rotated[i] : v[i];
       }
-    } else {
-      float v[N];
+      grow(v, header[u], kSum ? kFloatMax : largest_finite(dtype));
 #pragma unroll
-      for (int i = 0; i < N / 4; ++i) decode_quad(quads[i], bits, h, v + 4 * i);
-      if (h.rotated)
-        rotate_back<N, kLanes>(v, pivot_at(p.pivots + rank * stride, tile.slot(t), t.pivot_bits()), piece, lane);
-      grow_row(v, h, kSum ? kFloatMax : largest_finite(dtype));
-      if constexpr (kSum) {
-#pragma unroll
-        for (int i = 0; i < N; ++i) total[i] = rank ? total[i] + v[i] : v[i];
-      } else {
-        write_row<kItem>(mine, dtype, v);
-      }
+      for (int i = 0; i < 8; ++i) total[u][i] = kSum && rank ? total[u][i] + v[i] : v[i];
     }
   }
-  if constexpr (kSum) write_row<kItem>(mine, dtype, total);
-  const int64_t offset = row_offset(tile.row, t) + int64_t(tile.column) * G + piece * N;
-  Rows::store(mine - lane * Rows::kStride, [&](int row) { return out + __shfl_sync(kAllLanes, offset, row) * kItem; },
-              rows, lane, aligned);
+#pragma unroll
+  for (int u = 0; u < kUnroll; ++u) {
+    if (first + u * kThreads >= chunks) return;
+    const Tile tile = tile_of(u);
+    store_eight(out, dtype, row_offset(tile.row, t) + int64_t(tile.column) * G + piece * 8, aligned, total[u]);
+  }
 }
 
 __global__ void __launch_bounds__(kThreads) decode_short(TahPayload p, int64_t stride, int ranks, uint8_t* out,
-                                                         DType dtype, TahTiling t) {
+                                                         DType dtype, Tiling t) {
   __shared__ float v[kMaxTail], total[kMaxTail];
   const uint32_t row = blockIdx.x, length = t.short_length, slot = row * t.tiles() + t.whole_tiles();
   const float limit = ranks == 1 ? largest_finite(dtype) : kFloatMax;
@@ -167,20 +162,20 @@ int64_t tah_quant_decode_workspace(const TahTiling& t, int ranks) {
   return int64_t(ranks) * t.samples * t.words() * sizeof(tah::Word);
 }
 
-void tah_quant_decode(TahPayload payload, int64_t stride, int ranks, void* out, DType dtype, const TahTiling& t,
+void tah_quant_decode(TahPayload payload, int64_t stride, int ranks, void* out, DType dtype, const TahTiling& tiling,
                       uint8_t* workspace, cudaStream_t stream) {
+  const tah::Tiling t(tiling);
   auto* words = reinterpret_cast<tah::Word*>(workspace);
   auto* bytes = static_cast<uint8_t*>(out);
   tah::read_windows(t, payload.high_map, stride, ranks, words, stream);
   if (t.all_whole_tiles()) {
     tah::with_group(t.group, [&](auto group) {
       constexpr int G = group();
-      const unsigned blocks = tah::blocks_of(int64_t(t.all_whole_tiles()) * tah::Geometry<G>::kLanes, tah::kThreads);
-      const bool wide = item_bytes(dtype) == 4;
-      const auto kernel = ranks > 1 ? (wide ? tah::decode_tiles<G, 4, true> : tah::decode_tiles<G, 2, true>)
-                                    : (wide ? tah::decode_tiles<G, 4, false> : tah::decode_tiles<G, 2, false>);
-      kernel<<<blocks, tah::kThreads, 0, stream>>>(payload, stride, ranks, bytes, dtype, t, words,
-                                                   tah::rows_aligned(out, dtype, t));
+      const bool wide = t.high_bits > 4 || t.low_bits > 4;
+      const auto kernel = ranks > 1 ? (wide ? tah::decode_tiles<G, 8, true> : tah::decode_tiles<G, 4, true>)
+                                    : (wide ? tah::decode_tiles<G, 8, false> : tah::decode_tiles<G, 4, false>);
+      kernel<<<tah::blocks_of(int64_t(t.all_whole_tiles()) * (G / 8), tah::kThreads * tah::kUnroll), tah::kThreads, 0,
+               stream>>>(payload, stride, ranks, bytes, dtype, t, words, tah::rows_aligned(out, dtype, t));
     });
   }
   if (t.short_length)

@@ -179,7 +179,7 @@ __device__ __forceinline__ Extremes read_extremes(const uint8_t* row, DType dtyp
 
 template <int G, int kItem>
 __global__ void __launch_bounds__(kThreads, kItem == 2 ? 5 : 3)
-    quantize_tiles(const uint8_t* x, DType dtype, TahTiling t, const Word* words, Out out, bool aligned) {
+    quantize_tiles(const uint8_t* x, DType dtype, Tiling t, const Word* words, Out out, bool aligned) {
   constexpr int N = Geometry<G>::kRow, kLanes = Geometry<G>::kLanes;
   using Rows = WarpRows<N * kItem>;
   __shared__ alignas(16) uint8_t shared[kWarps * Rows::kSharedBytes];
@@ -257,7 +257,7 @@ __global__ void __launch_bounds__(kThreads, kItem == 2 ? 5 : 3)
 }
 
 // A row's last tile of t.short_length elements, by a block; rotated only if that is a power of two.
-__global__ void __launch_bounds__(kThreads) quantize_short(const uint8_t* x, DType dtype, TahTiling t, Out out) {
+__global__ void __launch_bounds__(kThreads) quantize_short(const uint8_t* x, DType dtype, Tiling t, Out out) {
   __shared__ float v[kMaxTail];
   const uint32_t row = blockIdx.x, length = t.short_length;
   const int64_t offset = row_offset(row, t) + int64_t(t.whole_tiles()) * t.group;
@@ -345,8 +345,9 @@ struct EncodeBuffers {
 
 int64_t tah_quant_encode_workspace(const TahTiling& t) { return tah::EncodeBuffers(t, nullptr).bytes; }
 
-void tah_quant_encode(const void* x, DType dtype, const TahTiling& t, TahPayload payload, uint8_t* workspace,
+void tah_quant_encode(const void* x, DType dtype, const TahTiling& tiling, TahPayload payload, uint8_t* workspace,
                       cudaStream_t stream) {
+  const tah::Tiling t(tiling);
   const tah::EncodeBuffers w(t, workspace);
   const auto* bytes = static_cast<const uint8_t*>(x);
   tah::rank_windows(x, dtype, t, w.keys, w.histogram, w.sums, stream);

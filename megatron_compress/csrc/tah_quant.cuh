@@ -1,6 +1,7 @@
 // What the kernels of compressors/tah_quant.py share: where tiles lie, and which windows are high.
 #pragma once
 
+#include "division.cuh"
 #include "warp_rows.cuh"
 
 namespace megatron_compress::tah {
@@ -16,20 +17,35 @@ struct Word {
   uint32_t high, before;
 };
 
+struct Tiling : TahTiling {
+  Division by_whole_tiles, by_rows, by_inner, by_per_window;
+
+  static uint32_t divisor(uint32_t count) { return count ? count : 1; }
+
+  explicit Tiling(const TahTiling& t)
+      : TahTiling(t),
+        by_whole_tiles(divisor(t.whole_tiles())),
+        by_rows(divisor(t.rows)),
+        by_inner(divisor(t.inner)),
+        by_per_window(divisor(t.per_window)) {}
+};
+
 struct Tile {
   uint32_t row, column;  // among the message's rows, sample by sample; among the row's tiles
 
-  __device__ Tile(uint32_t index, const TahTiling& t)
-      : row(index / t.whole_tiles()), column(index - index / t.whole_tiles() * t.whole_tiles()) {}
+  __device__ Tile(uint32_t index, const Tiling& t) {
+    row = t.by_whole_tiles.of(index);
+    column = index - row * t.whole_tiles();
+  }
 
   // Index of its scale, zero and pivot.
   __device__ uint32_t slot(const TahTiling& t) const { return row * t.tiles() + column; }
 };
 
 // Where a row (counted sample by sample) begins in the tensor, in elements.
-__device__ __forceinline__ int64_t row_offset(uint32_t row, const TahTiling& t) {
-  const uint32_t sample = row / t.rows, r = row - sample * t.rows;
-  const uint32_t outer = r / t.inner, in = r - outer * t.inner;
+__device__ __forceinline__ int64_t row_offset(uint32_t row, const Tiling& t) {
+  const uint32_t sample = t.by_rows.of(row), r = row - sample * t.rows;
+  const uint32_t outer = t.by_inner.of(r), in = r - outer * t.inner;
   return (int64_t(outer * t.samples + sample) * t.inner + in) * t.channels;
 }
 
@@ -39,10 +55,10 @@ struct Place {
 };
 
 // words: of all samples, t.words() each.
-__device__ __forceinline__ Place place_of(const Tile& tile, const TahTiling& t, const Word* words) {
-  const uint32_t window = tile.column / t.per_window, inside = tile.column - window * t.per_window;
+__device__ __forceinline__ Place place_of(const Tile& tile, const Tiling& t, const Word* words) {
+  const uint32_t window = t.by_per_window.of(tile.column), inside = tile.column - window * t.per_window;
   const bool ranked = window < t.windows;
-  const uint32_t sample = tile.row / t.rows;
+  const uint32_t sample = t.by_rows.of(tile.row);
   const uint32_t local = (tile.row - sample * t.rows) * t.windows + (ranked ? window : t.windows);
   const uint32_t rest = tile.row * t.rest_tiles;
   uint32_t before = 0;
@@ -85,30 +101,6 @@ __device__ __forceinline__ void store_quads(const uint32_t (&quads)[N / 4], uint
   }
 }
 
-template <int B, int N>
-__device__ __forceinline__ void load_quads(const uint8_t* source, uint32_t (&quads)[N / 4]) {
-  constexpr int kBytes = N * B / 8, kWords = (kBytes + 3) / 4;
-  uint32_t words[kWords + 1] = {};
-  if constexpr (N == 64) {
-#pragma unroll
-    for (int i = 0; i < kWords / 2; ++i) {
-      const uint2 two = reinterpret_cast<const uint2*>(source)[i];
-      words[2 * i] = two.x, words[2 * i + 1] = two.y;
-    }
-  } else if constexpr (N == 32) {
-#pragma unroll
-    for (int i = 0; i < kWords; ++i) words[i] = reinterpret_cast<const uint32_t*>(source)[i];
-  } else {
-#pragma unroll
-    for (int i = 0; i < kBytes; ++i) words[i / 4] |= uint32_t(source[i]) << (i % 4 * 8);
-  }
-#pragma unroll
-  for (int i = 0; i < N / 4; ++i) {
-    const int word = i * 4 * B / 32, shift = i * 4 * B % 32;
-    quads[i] = __funnelshift_r(words[word], words[word + 1], shift);  // what lies above is masked with the codes
-  }
-}
-
 // Call f with the number of bits as a constant.
 template <class F>
 __device__ __forceinline__ void with_bits(int bits, F f) {
@@ -138,12 +130,12 @@ void with_group(uint32_t group, F f) {
 inline unsigned blocks_of(int64_t items, int threads) { return unsigned((items + threads - 1) / threads); }
 
 // Whether every row of tiles begins at a multiple of 16 bytes.
-inline bool rows_aligned(const void* x, DType dtype, const TahTiling& t) {
+inline bool rows_aligned(const void* x, DType dtype, const Tiling& t) {
   return is_aligned_16(x) && t.channels * item_bytes(dtype) % 16 == 0;
 }
 
 // Keys of all windows and their histogram (tah_rank.cu); sums: one for each whole tile where windows have several.
-void rank_windows(const void* x, DType dtype, const TahTiling& t, uint16_t* keys, uint32_t* histogram, float2* sums,
+void rank_windows(const void* x, DType dtype, const Tiling& t, uint16_t* keys, uint32_t* histogram, float2* sums,
                   cudaStream_t stream);
 
 // Set words[i] for every sample's windows (tah_select.cu).

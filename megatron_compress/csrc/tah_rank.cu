@@ -54,7 +54,7 @@ __device__ __forceinline__ void clear(uint32_t* counts) {
 // blockIdx.y is the sample; blocks walk over its tiles.
 template <int G, int kItem>
 __global__ void __launch_bounds__(kThreadsFor<Geometry<G>::kRow * kItem>, kItem == 2 ? 6 : 3)
-    rank_tiles(const uint8_t* x, DType dtype, TahTiling t, float key_scale, uint16_t* keys, uint32_t* histogram, Sums* sums,
+    rank_tiles(const uint8_t* x, DType dtype, Tiling t, float key_scale, uint16_t* keys, uint32_t* histogram, Sums* sums,
                bool aligned) {
   constexpr int N = Geometry<G>::kRow, kLanes = Geometry<G>::kLanes;
   constexpr int kBlock = kThreadsFor<N * kItem>;
@@ -157,7 +157,7 @@ dim3 grid_of(int64_t items, uint32_t samples, int threads) {
 
 }  // namespace
 
-void rank_windows(const void* x, DType dtype, const TahTiling& t, uint16_t* keys, uint32_t* histogram, float2* sums,
+void rank_windows(const void* x, DType dtype, const Tiling& t, uint16_t* keys, uint32_t* histogram, float2* sums,
                   cudaStream_t stream) {
   if (t.sample_windows() == 0) return;
   cudaMemsetAsync(histogram, 0, sizeof(uint32_t) * kKeys * t.samples, stream);

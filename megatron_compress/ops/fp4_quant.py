@@ -1,11 +1,14 @@
 """Groups rotated and in a 4-bit floating-point format: the numbers of compressors/fp4_quant.py.
 
-The reference states the order of operations that csrc/fp4_quant.cu follows to the bit.
+Groups are taken times a power of two, so that they can be rotated in half precision, whose error is a thousandth of that
+of four bits: H·y with x = y · block · unit, |H·y| < 2. The reference states the order of operations that csrc/fp4_*.cu
+follow to the bit.
 """
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 
@@ -14,12 +17,20 @@ from megatron_compress.ops.groups import split_groups
 from megatron_compress.ops.hadamard import hadamard_block, hadamard_transform
 from megatron_compress.ops.library import register
 from megatron_compress.ops.minifloat import E2M1, E3M0, MiniFloat
-from megatron_compress.ops.reduce import pairwise_sum, store_sum
+from megatron_compress.ops.reduce import half_fma, pairwise_sum, saturate
 
-# Keeps sums of 512 elements below float32's largest; exact above 2^-116.
-HEADROOM = 2.0**-10
-# Below this a scale no longer follows the data, so that its reciprocal stays finite.
-MIN_SCALE = 2.0**-120
+# Groups whose largest magnitude is below it, and payloads whose factors are, no longer follow their data.
+MIN_PEAK, MIN_FACTOR = 2.0**-110, 2.0**-120
+# The least that rotated values are scaled by; a group above MIN_PEAK has none as small.
+MIN_LARGEST = 2.0**-14
+
+
+class Rotated(NamedTuple):
+    """Groups [n, g]: `values` in half precision, times `growth` and `unit` [n], which is not finite where they are not."""
+
+    values: torch.Tensor
+    unit: torch.Tensor
+    growth: float = 1.0
 
 
 def _encode(
@@ -31,22 +42,19 @@ def _encode(
     e3m0: bool,
     paper_clips: bool,
 ) -> None:
-    rotated = [hadamard_transform(group * HEADROOM) for group in split_groups(x.reshape(-1).float(), group_size)]
+    rotated = [_rotate(group) for group in split_groups(x.reshape(-1).float(), group_size)]
     _store(rotated, codes, scales, alphas, _format(e3m0), paper_clips)
 
 
 def _decode(
     codes: torch.Tensor, scales: torch.Tensor, alphas: torch.Tensor, out: torch.Tensor, group_size: int, e3m0: bool
 ) -> None:
-    groups = _coefficients(codes, scales, alphas, out.numel(), group_size, _format(e3m0))
-    if len(codes) == 1:
-        parts = [hadamard_transform(values[0]) * factors[0][:, None] for values, factors in groups]
-        return store_sum([torch.cat([part.view(-1) for part in parts])], out)
     parts = []
-    for values, factors in groups:
-        # The power of two keeps huge values in range until they are rotated back.
-        shrink = torch.where((factors > 1).any(dim=0), HEADROOM, 1.0)
-        parts.append(hadamard_transform(_weighted_sum(values, factors * shrink)) * (1 / shrink)[:, None])
+    for values, factors in _coefficients(codes, scales, alphas, out.numel(), group_size, _format(e3m0)):
+        alone = len(codes) == 1
+        rotated = Rotated(values[0].half(), factors[0]) if alone else _weighted_sum(values, factors, _format(e3m0))
+        decoded = (hadamard_transform(rotated.values).float() * rotated.growth) * rotated.unit[:, None]
+        parts.append(saturate(decoded, out.dtype) if alone else decoded)
     out.copy_(torch.cat([part.view(-1) for part in parts]).view(out.shape))
 
 
@@ -62,9 +70,8 @@ def _requantize(
     e3m0: bool,
     paper_clips: bool,
 ) -> None:
-    rotated = []
-    for values, factors in _coefficients(codes, scales, alphas, numel, group_size, _format(e3m0)):
-        rotated.append(_weighted_sum(values, factors * (hadamard_block(values.shape[-1]) * HEADROOM)))
+    groups = _coefficients(codes, scales, alphas, numel, group_size, _format(e3m0))
+    rotated = [_weighted_sum(values, factors, _format(e3m0)) for values, factors in groups]
     _store(rotated, codes_out, scales_out, alphas_out, _format(e3m0), paper_clips)
 
 
@@ -91,16 +98,23 @@ def _format(e3m0: bool) -> MiniFloat:
     return E3M0 if e3m0 else E2M1
 
 
+def _rotate(x: torch.Tensor) -> Rotated:
+    peak = x.abs().amax(dim=1)
+    unit = _power_of_two(peak.clamp(min=MIN_PEAK))
+    y = x * ((1 / unit) * (1 / hadamard_block(x.shape[1])))[:, None]
+    return Rotated(hadamard_transform(y.half()), unit)
+
+
 def _store(
-    rotated: list[torch.Tensor],
+    rotated: list[Rotated],
     codes: torch.Tensor,
     scales: torch.Tensor,
     alphas: torch.Tensor,
     format: MiniFloat,
     paper_clips: bool,
 ) -> None:
-    """Quantize groups [n, g] of rotated values, which hold `HEADROOM`, into a payload's sections."""
-    parts = [_quantize(h, format, dual=alphas.numel() > 0, paper_clips=paper_clips) for h in rotated]
+    """Quantize rotated groups into a payload's sections."""
+    parts = [_quantize(r, format, dual=alphas.numel() > 0, paper_clips=paper_clips) for r in rotated]
     codes.copy_(pack_bits(torch.cat([code.view(-1) for code, _, _ in parts]), 4))
     scales.copy_(torch.cat([scale for _, scale, _ in parts]))
     if alphas.numel():
@@ -108,52 +122,48 @@ def _store(
 
 
 def _quantize(
-    h: torch.Tensor, format: MiniFloat, dual: bool, paper_clips: bool
+    rotated: Rotated, format: MiniFloat, dual: bool, paper_clips: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """h: [n, g]; returns codes [n, g], zeros where a group is not finite, scales and alphas [n], NaN there."""
-    length, block = h.shape[1], hadamard_block(h.shape[1])
-    largest = h.abs().amax(dim=1)
-    finite = largest.isfinite()
-    largest = largest.clamp(min=MIN_SCALE)
-    inverse = largest.reciprocal() * format.max
-    scale = (largest * (1 / format.max)) * (1 / (HEADROOM * block))
+    """Codes [n, g], zeros where a group is not finite, scales and alphas [n], NaN there."""
+    h, unit, growth = rotated
+    largest = h.abs().amax(dim=1).float().clamp(min=MIN_LARGEST)
+    inverse = largest.reciprocal() * (format.max * format.unit)
+    scale = ((largest * growth) * (1 / format.max)) * unit
     alpha = scale
     if dual:
-        t = h * inverse[:, None]
-        squares = pairwise_sum(t * t)
-        scale, alpha, clipped = _dual_scales(largest, squares, block, length, format, paper_clips)
+        scale, alpha, clipped = _dual_scales(rotated, largest * growth, format, paper_clips)
         inverse = clipped if paper_clips else inverse
-    t = h * inverse[:, None]
-    codes = format.quantize(t.clamp(-format.max, format.max) if paper_clips else t)
-    codes = torch.where(finite[:, None], codes, 0)
+    t = h * inverse.half()[:, None]
+    if paper_clips:
+        t = t.clamp(-format.max * format.unit, format.max * format.unit)
+    finite = unit.isfinite()
+    codes = torch.where(finite[:, None], format.quantize(t), 0)
     return codes, torch.where(finite, scale, torch.nan), torch.where(finite, alpha, torch.nan)
 
 
 def _dual_scales(
-    largest: torch.Tensor, squares: torch.Tensor, block: int, length: int, format: MiniFloat, paper_clips: bool
+    rotated: Rotated, largest: torch.Tensor, format: MiniFloat, paper_clips: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The paper's s and α, and under its clips what multiplies the transformed values (METHODS §5.2).
+    """The paper's s and α, and under its clips what multiplies the rotated values (METHODS §5.2).
 
-    The mean square is taken behind the rotation, which does not change it. Groups are taken times a power of two (in
-    α on the wire), so that α is of the order of one; under the paper's clips they are taken as they are.
+    The mean square is taken behind the rotation, which does not change it. Groups are taken over `unit` (in α on the
+    wire), so that α is of the order of one; under the paper's clips they are taken as they are.
     """
+    h, unit, growth = rotated
+    block = hadamard_block(h.shape[1])
     norm = _norm(block)
-    if paper_clips:
-        power, gain, ratio = torch.ones_like(largest), 1.0, 1 / block / length
-        unit, root_block = largest * (1 / HEADROOM), norm
-    else:
-        power, gain, ratio = _inverse_power_of_two(largest), block * HEADROOM, block / length
-        unit, root_block = largest * power, norm * block
-    root = unit * (1 / format.max)
-    mean_square = (squares * ratio) * (root * root)
+    squares = pairwise_sum(h.float() * h.float())
+    taken = unit if paper_clips else torch.ones_like(unit)
+    mean_square = ((squares * (growth * growth * block / h.shape[1])) * taken) * taken
     # In float64 and rounded once: float32 square roots of torch are not correctly rounded on every device.
     deviation = (mean_square + 1e-6).double().sqrt().float()
     alpha = (deviation.reciprocal() * format.max).clamp(1e-3, 1e3)
-    scale = ((alpha * unit) * root_block) * (1 / format.max)
-    if paper_clips:
-        scale = scale.clamp(1e-12, 1e6)
-    inverse = (scale.reciprocal() * (alpha * norm)) * (1 / HEADROOM)
-    return scale, (alpha * gain) * power, inverse
+    scale = (((alpha * largest) * (norm * block)) * taken) * (1 / format.max)
+    if not paper_clips:
+        return scale, alpha * (1 / unit), scale
+    scale = scale.clamp(1e-12, 1e6)
+    inverse = (((scale.reciprocal() * alpha) * (norm * block)) * taken) * (growth * format.unit)
+    return scale, alpha, inverse.clamp(max=torch.finfo(torch.float16).max)
 
 
 def _coefficients(
@@ -173,12 +183,17 @@ def _coefficients(
     return result
 
 
-def _weighted_sum(values: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
-    """values: [ranks, n, g], factors: [ranks, n]; the sum of products over ranks, in order, [n, g]."""
-    total = values[0] * factors[0][:, None]
-    for value, factor in zip(values[1:], factors[1:], strict=True):
-        total += value * factor[:, None]
-    return total
+def _weighted_sum(values: torch.Tensor, factors: torch.Tensor, format: MiniFloat) -> Rotated:
+    """The sum of products over ranks, in order. values: [ranks, n, g], factors: [ranks, n]."""
+    ranks = len(values)
+    power = _power_of_two(factors.amax(dim=0).clamp(min=MIN_FACTOR))
+    shrink = 0.5 ** (1 + (ranks - 1).bit_length())  # the sum stays within the format's range
+    weights = (factors * (1 / power) * (shrink / format.unit)).half()[..., None]
+    products = (values * format.unit).half()
+    total = products[0] * weights[0]
+    for product, weight in zip(products[1:], weights[1:], strict=True):
+        total = half_fma(product, weight, total)
+    return Rotated(total, power, 1 / shrink)
 
 
 def _norm(block: int) -> float:
@@ -186,6 +201,6 @@ def _norm(block: int) -> float:
     return float(torch.tensor(1 / math.sqrt(block), dtype=torch.float32))
 
 
-def _inverse_power_of_two(magnitude: torch.Tensor) -> torch.Tensor:
-    """2^-e with 2^e ≤ magnitude < 2^(e+1), for magnitudes from `MIN_SCALE` to 2^127."""
-    return ((254 - (magnitude.view(torch.int32) >> 23)) << 23).view(torch.float32)
+def _power_of_two(magnitude: torch.Tensor) -> torch.Tensor:
+    """The largest power of two that is not above a normal float32 `magnitude`; NaN and infinity become infinity."""
+    return (magnitude.view(torch.int32) & 0x7F800000).view(torch.float32)

@@ -12,7 +12,7 @@ class MiniFloat:
     """A sign–magnitude format given by its eight magnitudes, code 0 being zero.
 
     Values between two magnitudes go to the nearer one, ties to the even code (round-half-even), values beyond the
-    largest saturate. They are rounded to half precision before, with the format's smallest normal at half's: the
+    largest saturate. They come in half precision times `unit`, so that the format's smallest normal is half's: the
     exponent and mantissa of a half are the code then, and a kernel rounds two values with one instruction.
     """
 
@@ -24,10 +24,13 @@ class MiniFloat:
     def max(self) -> float:
         return self.magnitudes[-1]
 
+    @property
+    def unit(self) -> float:
+        return torch.finfo(torch.float16).smallest_normal / self.magnitudes[2**self.mantissa_bits]
+
     def quantize(self, values: torch.Tensor) -> torch.Tensor:
-        """Codes (uint8, 0–15) of float32 `values`; −0 and negative values that round to zero keep the sign bit."""
-        shrink = torch.finfo(torch.float16).smallest_normal / self.magnitudes[2**self.mantissa_bits]
-        magnitude = (values.abs().half() * shrink).float() * (1 / shrink)
+        """Codes (uint8, 0–15) of float16 values times `unit`; −0 and negatives that round to zero keep the sign bit."""
+        magnitude = values.abs().float() * (1 / self.unit)
         # A tie at the midpoint above code i goes up only if i is odd: compare with > where i is even, >= where odd.
         midpoints = [(low + high) / 2 for low, high in zip(self.magnitudes, self.magnitudes[1:], strict=False)]
         codes = torch.zeros_like(magnitude)
@@ -35,8 +38,8 @@ class MiniFloat:
         for code, midpoint in enumerate(midpoints):
             compare = torch.gt if code % 2 == 0 else torch.ge
             codes += compare(magnitude, midpoint, out=above)
-        sign = (values.view(torch.int32) >> 28) & 8
-        return (codes.to(torch.int32) | sign).to(torch.uint8)
+        sign = (values.view(torch.int16) >> 12) & 8
+        return (codes.to(torch.int16) | sign).to(torch.uint8)
 
     def dequantize(self, codes: torch.Tensor) -> torch.Tensor:
         """float32 values of uint8 `codes`; code 8 is −0."""

@@ -20,6 +20,17 @@ def pairwise_sum(x: torch.Tensor) -> torch.Tensor:
     return x[..., 0]
 
 
+def half_fma(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    """a·b + c of float16 tensors, rounded once, as one instruction of a GPU does."""
+    exact = a.double() * b.double() + c.double()
+    # float32 rounded to odd keeps on which side of a half's midpoint a value lies.
+    near = exact.float()
+    even = (near.view(torch.int32) & 1) == 0
+    toward = torch.where(exact > near, torch.inf, -torch.inf).float()
+    odd = torch.where((exact != near) & even & exact.isfinite(), near.nextafter(toward), near)
+    return odd.half()
+
+
 def saturate(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Clamp to the finite range of `dtype`; NaN passes."""
     limit = min(torch.finfo(dtype).max, torch.finfo(values.dtype).max)
