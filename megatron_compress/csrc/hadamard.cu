@@ -56,7 +56,7 @@ void hadamard(const void* x, void* out, DType dtype, int64_t numel, int group_si
     case 8: return launch(hadamard_kernel<1, 1>);
     case 16: return launch(hadamard_kernel<2, 1>);
     case 32: return launch(hadamard_kernel<2, 2>);
-    case 64: return launch(hadamard_kernel<2, 4>);
+    case 64: return launch(hadamard_kernel<4, 2>);
     case 128: return launch(hadamard_kernel<4, 4>);
     case 256: return launch(hadamard_kernel<8, 4>);
     case 512: return launch(hadamard_kernel<16, 4>);

@@ -139,25 +139,17 @@ void with_code(int bits, F f) {
   }
 }
 
-// `count` bytes at any address, at most kMost (4 or 8), of memory whose words of four bytes exist as soon as one of their
-// bytes does: payloads begin and end at multiples of 16 bytes. What lies behind them may be anything.
-template <int kMost>
+// `count` bytes, at most kMost (4 or 8), at a multiple of kAlign (1, 2 or 4), of memory whose words of four bytes exist as
+// soon as one of their bytes does: payloads begin and end at multiples of 16 bytes. What lies behind them may be anything.
+template <int kMost, int kAlign>
 __device__ __forceinline__ uint64_t load_bytes(const uint8_t* source, int count) {
-  const uint32_t offset = reinterpret_cast<uintptr_t>(source) % 4;
+  const uint32_t offset = kAlign < 4 ? reinterpret_cast<uintptr_t>(source) & (4 - kAlign) : 0;
   const auto* words = reinterpret_cast<const uint32_t*>(source - offset);
   const uint32_t first = words[0], second = offset + count > 4 ? words[1] : 0;
   const uint32_t low = __funnelshift_r(first, second, 8 * offset);
   if constexpr (kMost == 4) return low;
-  const uint32_t third = offset + count > 8 ? words[2] : 0;
+  const uint32_t third = 4 - kAlign + kMost > 8 && offset + count > 8 ? words[2] : 0;
   return low | uint64_t(__funnelshift_r(second, third, 8 * offset)) << 32;
-}
-
-// The `count` bytes of a stream of chunks of kBytes (1 to 8).
-template <int kBytes>
-__device__ __forceinline__ uint64_t load_stream(const uint8_t* source, int count) {
-  const auto address = reinterpret_cast<uintptr_t>(source);
-  if (kBytes == 8 && count == 8 && address % 8 == 0) return *reinterpret_cast<const uint64_t*>(source);
-  return load_bytes<kBytes <= 4 ? 4 : 8>(source, count);
 }
 
 template <int kBytes>
@@ -179,13 +171,19 @@ __device__ __forceinline__ void store_stream(uint8_t* target, uint64_t stream, i
 
 __device__ __forceinline__ int stream_bytes(int count, int bits) { return (count * bits + 7) / 8; }
 
-// The codes of elements [8 chunk, 8 chunk + count) of a payload of numel elements.
+// The codes of elements [8 chunk, 8 chunk + count) of a payload of numel elements, which begins at a multiple of 16 bytes.
 template <int B>
 __device__ __forceinline__ Codes load_codes(const uint8_t* codes, int64_t numel, int64_t chunk, int count) {
-  constexpr int kLow = B < 8 ? B : 8;
-  Codes result{load_stream<kLow>(codes + chunk * kLow, stream_bytes(count, kLow)), 0};
+  constexpr int kLow = B < 8 ? B : 8, kAlign = kLow % 4 == 0 ? 4 : kLow % 2 == 0 ? 2 : 1;
+  const uint8_t* low = codes + chunk * kLow;
+  Codes result = {};
+  if (kLow == 8 && count == 8) {
+    result.low = *reinterpret_cast<const uint64_t*>(low);
+  } else {
+    result.low = load_bytes<kLow <= 4 ? 4 : kLow, kAlign>(low, stream_bytes(count, kLow));
+  }
   if constexpr (B > 8)
-    result.high = load_stream<B - 8>(codes + numel + chunk * (B - 8), stream_bytes(count, B - 8));
+    result.high = load_bytes<B <= 12 ? 4 : 8, 1>(codes + numel + chunk * (B - 8), stream_bytes(count, B - 8));
   return result;
 }
 

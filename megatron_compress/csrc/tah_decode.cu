@@ -8,7 +8,6 @@ namespace tah {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kUnroll = 2;  // chunks a thread
 constexpr float kHuge = 0x1p90f;
 
 // A tile's parameters; those of huge values are taken times a power of two until the end, so that none overflows.
@@ -53,7 +52,7 @@ __device__ __forceinline__ void decode_chunk(uint64_t codes, int bits, const Hea
 // Transform a tile of kLanes chunks in neighbouring threads, chunk `piece` here, and swap element 0 with the pivot.
 // Every lane of the warp calls it.
 template <int kLanes>
-__device__ __forceinline__ void rotate_back(float (&v)[8], uint32_t pivot, uint32_t piece, int lane) {
+__device__ __forceinline__ void rotate_back(float (&v)[8], int pivot, int piece, int lane) {
   hadamard_in_thread<8>(v);
   hadamard_across_lanes<8, kLanes>(v, lane);
   float peak = 0.0f;
@@ -68,54 +67,79 @@ __device__ __forceinline__ void rotate_back(float (&v)[8], uint32_t pivot, uint3
   if (piece == 0) v[0] = peak;
 }
 
-// A thread decodes chunks of eight elements, kThreads apart; the kLanes of a tile are neighbours. kBytes: what the codes
-// of a chunk take at most, 4 or 8.
+// What a lane knows of one tile, for the lanes that decode it.
+struct Source {
+  Header header;
+  uint32_t rank, pivot;
+  bool high;
+
+  __device__ __forceinline__ Source(const TahPayload& p, int64_t shift, const Tile& tile, const Tiling& t,
+                                    const Word* words) {
+    header = header_of(p.scales + shift, p.zeros + shift, tile.slot(t));
+    const Place place = place_of(tile, t, words);
+    rank = place.rank, high = place.high;
+    pivot = header.rotated ? pivot_at(p.pivots + shift, tile.slot(t), t.pivot_bits()) : 0;
+  }
+
+  __device__ __forceinline__ Header header_at(int lane) const {
+    const uint32_t flags = __shfl_sync(kAllLanes, uint32_t(header.rotated) | uint32_t(header.grow != 1.0f) << 1, lane);
+    return {__shfl_sync(kAllLanes, header.scale, lane), __shfl_sync(kAllLanes, header.zero, lane),
+            flags & 2 ? 1.0f / kHeadroom : 1.0f, bool(flags & 1)};
+  }
+};
+
+// A warp decodes 32 tiles. First each lane looks after one; then kLanes neighbouring lanes decode a tile together, eight
+// elements each, and the warp takes 32 / kLanes tiles a step. kBytes: what the codes of eight take at most, 4 or 8.
 template <int G, int kBytes, bool kSum>
 __global__ void __launch_bounds__(kThreads) decode_tiles(TahPayload p, int64_t stride, int ranks, uint8_t* out,
                                                          DType dtype, Tiling t, const Word* words, bool aligned) {
-  constexpr int kLanes = G / 8;
-  const int lane = threadIdx.x % 32;
-  const int64_t chunks = int64_t(t.all_whole_tiles()) * kLanes;
-  const int64_t first = int64_t(blockIdx.x) * (kThreads * kUnroll) + threadIdx.x;
-  const uint32_t piece = threadIdx.x % kLanes;
-  const auto tile_of = [&](int u) { return Tile(uint32_t(min(first + u * kThreads, chunks - 1) / kLanes), t); };
-  float total[kUnroll][8];
-  for (int rank = 0; rank < (kSum ? ranks : 1); ++rank) {
-    Header header[kUnroll];
-    uint64_t codes[kUnroll];
-    int bits[kUnroll];
+  constexpr int kLanes = G / 8, kBatch = kLanes < 4 ? kLanes : 4;  // steps whose loads are side by side
+  const int lane = threadIdx.x % 32, piece = lane % kLanes;
+  const uint32_t first = blockIdx.x * kThreads + (threadIdx.x - lane), tiles = t.all_whole_tiles();
+  if (first >= tiles) return;
+  const Tile tile(min(first + lane, tiles - 1), t);
+  const int64_t offset = row_offset(tile.row, t) + int64_t(tile.column) * G;
+  Source source(p, 0, tile, t, words);
+#pragma unroll 1
+  for (int batch = 0; batch < kLanes; batch += kBatch) {
+    const auto mate = [&](int u) { return (batch + u) * (32 / kLanes) + lane / kLanes; };  // whose tile it is
+    float total[kBatch][8];
+#pragma unroll 1
+    for (int rank = 0; rank < (kSum ? ranks : 1); ++rank) {
+      const int64_t shift = rank * stride;
+      if (kSum) source = Source(p, shift, tile, t, words + int64_t(rank) * t.samples * t.words());
+      uint64_t codes[kBatch];
+      int bits[kBatch];
 #pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      const Tile tile = tile_of(u);
-      header[u] = header_of(p.scales + rank * stride, p.zeros + rank * stride, tile.slot(t));
-      const Place place = place_of(tile, t, words + int64_t(rank) * t.samples * t.words());
-      bits[u] = place.high ? t.high_bits : t.low_bits;
-      codes[u] = load_bytes<kBytes>((place.high ? p.high_codes : p.low_codes) + rank * stride +
-                                        (int64_t(place.rank) * kLanes + piece) * bits[u], bits[u]);
-    }
-#pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      float v[8];
-      decode_chunk(codes[u], bits[u], header[u], v);
-      if (__any_sync(kAllLanes, header[u].rotated)) {
-        float rotated[8];
-#pragma unroll
-        for (int i = 0; i < 8; ++i) rotated[i] = v[i];
-        const uint32_t pivot = pivot_at(p.pivots + rank * stride, tile_of(u).slot(t), t.pivot_bits());
-        rotate_back<kLanes>(rotated, pivot, piece, lane);
-#pragma unroll
-        for (int i = 0; i < 8; ++i) v[i] = header[u].rotated ? rotated[i] : v[i];
+      for (int u = 0; u < kBatch; ++u) {
+        const bool high = __shfl_sync(kAllLanes, source.high, mate(u));
+        bits[u] = high ? t.high_bits : t.low_bits;
+        const int64_t chunk = int64_t(__shfl_sync(kAllLanes, source.rank, mate(u))) * kLanes + piece;
+        codes[u] = load_bytes<kBytes, 1>((high ? p.high_codes : p.low_codes) + shift + chunk * bits[u], bits[u]);
       }
-      grow(v, header[u], kSum ? kFloatMax : largest_finite(dtype));
 #pragma unroll
-      for (int i = 0; i < 8; ++i) total[u][i] = kSum && rank ? total[u][i] + v[i] : v[i];
+      for (int u = 0; u < kBatch; ++u) {
+        const Header h = source.header_at(mate(u));
+        float v[8];
+        decode_chunk(codes[u], bits[u], h, v);
+        if (__any_sync(kAllLanes, h.rotated)) {
+          float rotated[8];
+#pragma unroll
+          for (int i = 0; i < 8; ++i) rotated[i] = v[i];
+          rotate_back<kLanes>(rotated, __shfl_sync(kAllLanes, source.pivot, mate(u)), piece, lane);
+#pragma unroll
+          for (int i = 0; i < 8; ++i) v[i] = h.rotated ? rotated[i] : v[i];
+        }
+        grow(v, h, kSum ? kFloatMax : largest_finite(dtype));
+#pragma unroll
+        for (int i = 0; i < 8; ++i) total[u][i] = kSum && rank ? total[u][i] + v[i] : v[i];
+      }
     }
-  }
 #pragma unroll
-  for (int u = 0; u < kUnroll; ++u) {
-    if (first + u * kThreads >= chunks) return;
-    const Tile tile = tile_of(u);
-    store_eight(out, dtype, row_offset(tile.row, t) + int64_t(tile.column) * G + piece * 8, aligned, total[u]);
+    for (int u = 0; u < kBatch; ++u) {
+      const int64_t at = __shfl_sync(kAllLanes, offset, mate(u)) + piece * 8;
+      if (first + mate(u) < tiles) store_eight(out, dtype, at, aligned, total[u]);
+    }
   }
 }
 
@@ -174,8 +198,8 @@ void tah_quant_decode(TahPayload payload, int64_t stride, int ranks, void* out, 
       const bool wide = t.high_bits > 4 || t.low_bits > 4;
       const auto kernel = ranks > 1 ? (wide ? tah::decode_tiles<G, 8, true> : tah::decode_tiles<G, 4, true>)
                                     : (wide ? tah::decode_tiles<G, 8, false> : tah::decode_tiles<G, 4, false>);
-      kernel<<<tah::blocks_of(int64_t(t.all_whole_tiles()) * (G / 8), tah::kThreads * tah::kUnroll), tah::kThreads, 0,
-               stream>>>(payload, stride, ranks, bytes, dtype, t, words, tah::rows_aligned(out, dtype, t));
+      kernel<<<tah::blocks_of(t.all_whole_tiles(), tah::kThreads), tah::kThreads, 0, stream>>>(
+          payload, stride, ranks, bytes, dtype, t, words, tah::rows_aligned(out, dtype, t));
     });
   }
   if (t.short_length)

@@ -193,10 +193,9 @@ __global__ void __launch_bounds__(kThreads, kItem == 2 ? 5 : 3)
   const Tile tile(part / kLanes, t);
   const int64_t offset = row_offset(tile.row, t) + int64_t(tile.column) * G + piece * N;
   uint8_t* stage = shared + threadIdx.x / 32 * Rows::kSharedBytes;
-  Rows::start(stage, [&](int row) { return x + __shfl_sync(kAllLanes, offset, row) * kItem; }, rows, lane, aligned);
+  start_rows<N, kItem>(stage, x, offset, rows, lane, aligned);
   const Place place = place_of(tile, t, words);
-  wait_for_copies();
-  __syncwarp();
+  Rows::finish();
   const uint8_t* mine = stage + lane * Rows::kStride;
   Extremes e = across_lanes<kLanes>(read_extremes<kItem, N>(mine, dtype));
   const bool finite = is_finite(e.largest);

@@ -76,6 +76,19 @@ __device__ __forceinline__ Place place_of(const Tile& tile, const Tiling& t, con
   return {false, (sample * t.sample_windows() + local - before) * t.per_window + inside};
 }
 
+// Start the copies of the lanes' rows, which begin `offset` elements of kItem bytes into x.
+template <int N, int kItem>
+__device__ __forceinline__ void start_rows(uint8_t* stage, const uint8_t* x, int64_t offset, int rows, int lane,
+                                           bool aligned) {
+  using Rows = WarpRows<N * kItem>;
+  const int64_t head = __shfl_sync(kAllLanes, offset, 0);
+  if (__all_sync(kAllLanes, lane >= rows || offset == head + lane * N)) {
+    Rows::start_dense(stage, x + head * kItem, rows, lane, aligned);
+  } else {
+    Rows::start(stage, [&](int row) { return x + __shfl_sync(kAllLanes, offset, row) * kItem; }, rows, lane, aligned);
+  }
+}
+
 // The code streams: a tile's G codes are G * bits / 8 whole bytes. A row's codes come as quads, words that hold four
 // codes of B bits. Rows lie at multiples of N / 8 bytes, for so do the rows before them, with their own bits.
 template <int B, int N>

@@ -70,7 +70,8 @@ __global__ void __launch_bounds__(kThreadsFor<Geometry<G>::kRow * kItem>, kItem 
     const uint32_t part = min(first + lane, parts - 1);
     const Tile tile(sample * t.rows * t.whole_tiles() + part / kLanes, t);
     const int64_t offset = row_offset(tile.row, t) + int64_t(tile.column) * G + part % kLanes * N;
-    Rows::load(stage, [&](int row) { return x + __shfl_sync(kAllLanes, offset, row) * kItem; }, rows, lane, aligned);
+    start_rows<N, kItem>(stage, x, offset, rows, lane, aligned);
+    Rows::finish();
     // Chunks of eight are subtrees of the sums; they are read twice, so that few registers are held.
     const uint8_t* row = stage + lane * Rows::kStride;
     float v[8], sums_of_eight[N / 8];

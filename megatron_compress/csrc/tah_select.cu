@@ -6,7 +6,7 @@ namespace megatron_compress::tah {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kScanThreads = 512;
+constexpr int kScanThreads = 1024;
 constexpr int kSegment = 64;
 
 // Exclusive prefix sum over a block, and the total; every thread calls it.
@@ -47,8 +47,13 @@ __global__ void __launch_bounds__(kThreads) flag_candidates(TahTiling t, const u
   const uint32_t sample = blockIdx.y;
   const int last = kKeys - 1 - int(threadIdx.x) * kBins;  // bins are taken from the largest key down
   uint32_t counts[kBins], sum = 0, total;
+  const auto* bins = reinterpret_cast<const uint4*>(histogram + int64_t(sample) * kKeys + last + 1 - kBins);
 #pragma unroll
-  for (int i = 0; i < kBins; ++i) sum += counts[i] = histogram[int64_t(sample) * kKeys + last - i];
+  for (int i = 0; i < kBins; i += 4) {
+    const uint4 four = bins[(kBins - i) / 4 - 1];
+    counts[i] = four.w, counts[i + 1] = four.z, counts[i + 2] = four.y, counts[i + 3] = four.x;
+    sum += four.x + four.y + four.z + four.w;
+  }
   uint32_t before = exclusive_scan<kThreads>(sum, total);
   // The bin in which the count of larger keys reaches k; there is none if k is 0.
   if (threadIdx.x == 0) threshold = kKeys, above = 0;
@@ -151,24 +156,36 @@ __device__ uint32_t flags_at(const TahTiling& t, const uint8_t* high_map, uint32
   return read_bits(high_map, first + t.sample_windows(), first + index * 32) & mask;
 }
 
+// Number of flags in a sample's first `count` words, all of them whole: this thread's share of it.
+__device__ uint32_t flags_before(const TahTiling& t, const uint8_t* high_map, uint32_t sample, uint32_t count) {
+  constexpr int kLoads = 16;
+  const uint32_t first = sample * t.sample_windows();
+  const uint8_t* start = high_map + first / 8;
+  uint32_t sum = 0;
+  if (first % 8 || reinterpret_cast<uintptr_t>(start) % 4) {
+    for (uint32_t i = threadIdx.x; i < count; i += kScanThreads) sum += __popc(flags_at(t, high_map, sample, i));
+    return sum;
+  }
+  for (uint32_t i = threadIdx.x; i < count; i += kLoads * kScanThreads) {  // loads side by side
+    uint32_t flags[kLoads];
+#pragma unroll
+    for (int k = 0; k < kLoads; ++k)
+      flags[k] = i + k * kScanThreads < count ? reinterpret_cast<const uint32_t*>(start)[i + k * kScanThreads] : 0;
+#pragma unroll
+    for (int k = 0; k < kLoads; ++k) sum += __popc(flags[k]);
+  }
+  return sum;
+}
+
 // Each block counts all that lies before its words itself, then scans them.
 __global__ void __launch_bounds__(kScanThreads) count_windows(TahTiling t, const uint8_t* high_map, int64_t stride,
                                                               Word* words) {
   const uint32_t sample = blockIdx.y, index = blockIdx.x * kScanThreads + threadIdx.x;
   high_map += blockIdx.z * stride;
   words += (blockIdx.z * t.samples + sample) * t.words();
-  uint32_t earlier = 0, before, unused;
-  // All words of earlier blocks are whole.
-  for (uint32_t i = threadIdx.x; i < blockIdx.x * kScanThreads; i += 8 * kScanThreads) {
-    uint32_t flags[8];
-#pragma unroll
-    for (int k = 0; k < 8; ++k)
-      flags[k] = i + k * kScanThreads < blockIdx.x * kScanThreads ? flags_at(t, high_map, sample, i + k * kScanThreads) : 0;
-#pragma unroll
-    for (int k = 0; k < 8; ++k) earlier += __popc(flags[k]);
-  }
-  exclusive_scan<kScanThreads>(earlier, before);
   const uint32_t high = index < t.words() ? flags_at(t, high_map, sample, index) : 0;
+  uint32_t before, unused;
+  exclusive_scan<kScanThreads>(flags_before(t, high_map, sample, blockIdx.x * kScanThreads), before);
   before += exclusive_scan<kScanThreads>(__popc(high), unused);
   if (index < t.words()) words[index] = {high, before};
 }

@@ -22,15 +22,13 @@ struct WarpRows {
 
   // Whole rows that follow each other in memory, 16 bytes a lane at a time: every address is one of the lane's, plus a
   // constant.
-  static __device__ __forceinline__ void load_dense(uint8_t* shared, const uint8_t* source, int rows, int lane,
-                                                     bool aligned) {
-    if (!aligned || rows < 32) return load(shared, [&](int row) { return source + row * kBytes; }, rows, lane, aligned);
+  static __device__ __forceinline__ void start_dense(uint8_t* shared, const uint8_t* source, int rows, int lane,
+                                                      bool aligned) {
+    if (!aligned || rows < 32) return start(shared, [&](int row) { return source + row * kBytes; }, rows, lane, aligned);
     uint8_t* target = shared + lane / kChunks * kStride + lane % kChunks * 16;
     source += lane * 16;
 #pragma unroll
     for (int step = 0; step < kChunks; ++step) copy_async_16(target + step * (32 / kChunks * kStride), source + step * 512);
-    wait_for_copies();
-    __syncwarp();
   }
 
   static __device__ __forceinline__ void store_dense(const uint8_t* shared, uint8_t* target, int rows, int lane,
@@ -43,6 +41,17 @@ struct WarpRows {
     for (int step = 0; step < kChunks; ++step)
       *reinterpret_cast<uint4*>(target + step * 512) =
           *reinterpret_cast<const uint4*>(source + step * (32 / kChunks * kStride));
+    __syncwarp();
+  }
+
+  static __device__ __forceinline__ void load_dense(uint8_t* shared, const uint8_t* source, int rows, int lane,
+                                                     bool aligned) {
+    start_dense(shared, source, rows, lane, aligned);
+    finish();
+  }
+
+  static __device__ __forceinline__ void finish() {
+    wait_for_copies();
     __syncwarp();
   }
 
@@ -63,13 +72,6 @@ struct WarpRows {
           reinterpret_cast<uint16_t*>(shared + row * kStride)[i] = reinterpret_cast<const uint16_t*>(source)[i];
       }
     }
-  }
-
-  template <class Address>
-  static __device__ __forceinline__ void load(uint8_t* shared, Address address, int rows, int lane, bool aligned) {
-    start(shared, address, rows, lane, aligned);
-    wait_for_copies();
-    __syncwarp();
   }
 
   template <class Address>
