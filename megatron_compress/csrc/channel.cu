@@ -81,12 +81,15 @@ __global__ void __launch_bounds__(kThreads) quantize_columns(const void* x, DTyp
   float step[8];
 #pragma unroll
   for (int i = 0; i < 8; ++i) step[i] = valid ? Code::step(scales[column + i]) : 0.0f;
+  bool finite = true;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) finite &= step[i] == step[i];
   uint8_t* stage = staging + (kStaged ? warp * 32 * B : 0);
   const int bytes = int(max(int64_t(0), min(int64_t(32), channels / 8 - (column / 8 - lane)))) * B;
 #pragma unroll
   for (int r = 0; r < kRowsAThread; ++r) {
     if (first + r >= rows) break;
-    quantize_chunk<Code>(v[r], step, dtype == DType::kFloat32 ? kFloatMax : 0.0f);
+    quantize_chunk<Code>(v[r], step, finite, dtype == DType::kFloat32 ? kFloatMax : 0.0f);
     const Codes out = Code::encode(v[r]);
     const int64_t chunk = ((first + r) * channels + column) / 8;
     if constexpr (kStaged) {
@@ -120,7 +123,7 @@ __global__ void __launch_bounds__(kThreads) quantize_flat(const void* x, DType d
     v[i] = read_item(x, dtype, index);
     step[i] = Code::step(scales[index % channels]);
   }
-  quantize_chunk<Code>(v, step, kFloatMax);
+  quantize_chunk<Code>(v, step, false, kFloatMax);
   store_codes<Code::kBits>(codes, numel, chunk, count, first_codes<Code::kBits>(Code::encode(v), count));
 }
 

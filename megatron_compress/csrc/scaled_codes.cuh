@@ -106,11 +106,16 @@ struct FixedPointCode {
   }
 };
 
-// Before `encode`: elements times their steps; zeros where a step is NaN. largest: no smaller than any magnitude.
+// Before `encode`: elements times their steps, of which none is NaN where `finite`; zeros where one is. largest: no smaller
+// than any magnitude.
 template <class Code>
-__device__ __forceinline__ void quantize_chunk(float (&v)[8], const float (&step)[8], float largest) {
+__device__ __forceinline__ void quantize_chunk(float (&v)[8], const float (&step)[8], bool finite, float largest) {
 #pragma unroll
-  for (int i = 0; i < 8; ++i) v[i] = step[i] == step[i] ? v[i] * step[i] : 0.0f;
+  for (int i = 0; i < 8; ++i) v[i] *= step[i];
+  if (!finite) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) v[i] = step[i] == step[i] ? v[i] : 0.0f;
+  }
   if (largest <= kBFloat16Max) return;
 #pragma unroll
   for (int i = 0; i < 8; ++i) v[i] = saturate(v[i], Code::kLargest);

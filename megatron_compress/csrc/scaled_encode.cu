@@ -5,14 +5,13 @@ namespace megatron_compress {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kUnroll = 4;                 // chunks a thread, so that loads overlap
-constexpr int kWarpChunks = 32 * kUnroll;  // consecutive chunks of a warp
-constexpr int kMaxFastGroup = 256;         // what a warp holds at eight elements a thread
+constexpr int kMaxFastGroup = 256;  // what a warp holds at eight elements a thread
 
 // Sources of chunks, those of one thread 32 apart: the tensor itself, and the sum of decoded payloads rounded to dtype.
-// `fetch` starts all loads; chunks from `end` on do not exist.
+// `fetch` starts the loads of kUnroll chunks; those from `end` on do not exist.
 template <int kItem>
 struct FromTensor {
+  static constexpr int kUnroll = 4;
   const uint8_t* x;
   DType dtype;
   bool aligned;
@@ -43,6 +42,7 @@ struct FromTensor {
 
 template <class Code>
 struct FromPayloads {
+  static constexpr int kUnroll = 2;
   ScaledPayloads payloads;
   DType dtype;
   int64_t numel;
@@ -85,7 +85,7 @@ template <class Code, class Source>
 __global__ void __launch_bounds__(kThreads) encode_groups(Source source, int64_t numel, uint8_t* codes,
                                                           typename Code::Scale* scales, int64_t chunks,
                                                           int log2_lanes) {
-  constexpr int B = Code::kBits;
+  constexpr int B = Code::kBits, kUnroll = Source::kUnroll, kWarpChunks = 32 * kUnroll;
   constexpr bool kStaged = B < 8 && B != 4;  // chunks that are no whole words are joined in shared memory
   __shared__ alignas(8) uint8_t staging[kStaged ? kThreads / 32 * kWarpChunks * B : 1];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, lanes = 1 << log2_lanes;
@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(kThreads) encode_groups(Source source, int64_t
       largest = max_nan(largest, __shfl_xor_sync(kAllLanes, largest, distance));
     const typename Code::Scale scale = Code::scale_of(largest);
     const float common = Code::step(scale), step[8] = {common, common, common, common, common, common, common, common};
-    quantize_chunk<Code>(v, step, largest);
+    quantize_chunk<Code>(v, step, common == common, largest);
     const Codes out = Code::encode(v);
     if (chunk < chunks && (lane & (lanes - 1)) == 0) scales[chunk >> log2_lanes] = scale;
     if constexpr (kStaged) {
@@ -155,7 +155,7 @@ __global__ void __launch_bounds__(kThreads) quantize_any(const void* x, DType dt
     v[i] = read_item(x, dtype, index);
     step[i] = Code::step(scales[index / group_size]);
   }
-  quantize_chunk<Code>(v, step, kFloatMax);
+  quantize_chunk<Code>(v, step, false, kFloatMax);
   store_codes<Code::kBits>(codes, numel, chunk, count, first_codes<Code::kBits>(Code::encode(v), count));
 }
 
@@ -174,7 +174,7 @@ void encode_whole_groups(Source source, int64_t numel, uint8_t* codes, void* sca
                          cudaStream_t stream) {
   const int64_t chunks = numel / group_size * (group_size / 8);
   if (chunks == 0) return;
-  encode_groups<Code><<<blocks_of(chunks, kWarpChunks * (kThreads / 32)), kThreads, 0, stream>>>(
+  encode_groups<Code><<<blocks_of(chunks, kThreads * Source::kUnroll), kThreads, 0, stream>>>(
       source, numel, codes, static_cast<typename Code::Scale*>(scales), chunks, log2_lanes(group_size));
 }
 

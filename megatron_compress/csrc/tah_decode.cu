@@ -70,56 +70,61 @@ __device__ __forceinline__ void rotate_back(float (&v)[8], int pivot, int piece,
 // What a lane knows of one tile, for the lanes that decode it.
 struct Source {
   Header header;
-  uint32_t rank, pivot;
-  bool high;
+  uint32_t pivot, rank_and_high;
 
   __device__ __forceinline__ Source(const TahPayload& p, int64_t shift, const Tile& tile, const Tiling& t,
                                     const Word* words) {
     header = header_of(p.scales + shift, p.zeros + shift, tile.slot(t));
     const Place place = place_of(tile, t, words);
-    rank = place.rank, high = place.high;
+    rank_and_high = place.rank | uint32_t(place.high) << 31;
     pivot = header.rotated ? pivot_at(p.pivots + shift, tile.slot(t), t.pivot_bits()) : 0;
   }
 
-  __device__ __forceinline__ Header header_at(int lane) const {
-    const uint32_t flags = __shfl_sync(kAllLanes, uint32_t(header.rotated) | uint32_t(header.grow != 1.0f) << 1, lane);
-    return {__shfl_sync(kAllLanes, header.scale, lane), __shfl_sync(kAllLanes, header.zero, lane),
-            flags & 2 ? 1.0f / kHeadroom : 1.0f, bool(flags & 1)};
+  // Every lane of the warp calls it. any_grows: whether one of them has values to grow.
+  __device__ __forceinline__ Header header_at(int lane, bool any_grows) const {
+    const uint32_t sign = header.rotated ? 0x80000000u : 0u;
+    const uint32_t scale = __shfl_sync(kAllLanes, __float_as_uint(header.scale) | sign, lane);
+    const float zero = __shfl_sync(kAllLanes, header.zero, lane);
+    const float grow = any_grows ? __shfl_sync(kAllLanes, header.grow, lane) : 1.0f;
+    return {__uint_as_float(scale & 0x7fffffffu), zero, grow, bool(scale >> 31)};
   }
 };
 
 // A warp decodes 32 tiles. First each lane looks after one; then kLanes neighbouring lanes decode a tile together, eight
 // elements each, and the warp takes 32 / kLanes tiles a step. kBytes: what the codes of eight take at most, 4 or 8.
 template <int G, int kBytes, bool kSum>
-__global__ void __launch_bounds__(kThreads) decode_tiles(TahPayload p, int64_t stride, int ranks, uint8_t* out,
-                                                         DType dtype, Tiling t, const Word* words, bool aligned) {
+__global__ void __launch_bounds__(kThreads, kSum ? 2 : 4)
+    decode_tiles(TahPayload p, int64_t stride, int ranks, uint8_t* out, DType dtype, Tiling t, const Word* words,
+                 bool aligned) {
   constexpr int kLanes = G / 8, kBatch = kLanes < 4 ? kLanes : 4;  // steps whose loads are side by side
   const int lane = threadIdx.x % 32, piece = lane % kLanes;
   const uint32_t first = blockIdx.x * kThreads + (threadIdx.x - lane), tiles = t.all_whole_tiles();
   if (first >= tiles) return;
   const Tile tile(min(first + lane, tiles - 1), t);
   const int64_t offset = row_offset(tile.row, t) + int64_t(tile.column) * G;
+  const float limit = kSum ? kFloatMax : largest_finite(dtype);
   Source source(p, 0, tile, t, words);
 #pragma unroll 1
   for (int batch = 0; batch < kLanes; batch += kBatch) {
     const auto mate = [&](int u) { return (batch + u) * (32 / kLanes) + lane / kLanes; };  // whose tile it is
-    float total[kBatch][8];
+    float total[kSum ? kBatch : 1][8];
 #pragma unroll 1
     for (int rank = 0; rank < (kSum ? ranks : 1); ++rank) {
       const int64_t shift = rank * stride;
       if (kSum) source = Source(p, shift, tile, t, words + int64_t(rank) * t.samples * t.words());
+      const bool any_grows = __any_sync(kAllLanes, source.header.grow != 1.0f);
       uint64_t codes[kBatch];
       int bits[kBatch];
 #pragma unroll
       for (int u = 0; u < kBatch; ++u) {
-        const bool high = __shfl_sync(kAllLanes, source.high, mate(u));
-        bits[u] = high ? t.high_bits : t.low_bits;
-        const int64_t chunk = int64_t(__shfl_sync(kAllLanes, source.rank, mate(u))) * kLanes + piece;
-        codes[u] = load_bytes<kBytes, 1>((high ? p.high_codes : p.low_codes) + shift + chunk * bits[u], bits[u]);
+        const uint32_t place = __shfl_sync(kAllLanes, source.rank_and_high, mate(u));
+        bits[u] = place >> 31 ? t.high_bits : t.low_bits;
+        const int64_t chunk = int64_t(place & 0x7fffffffu) * kLanes + piece;
+        codes[u] = load_bytes<kBytes, 1>((place >> 31 ? p.high_codes : p.low_codes) + shift + chunk * bits[u], bits[u]);
       }
 #pragma unroll
       for (int u = 0; u < kBatch; ++u) {
-        const Header h = source.header_at(mate(u));
+        const Header h = source.header_at(mate(u), any_grows);
         float v[8];
         decode_chunk(codes[u], bits[u], h, v);
         if (__any_sync(kAllLanes, h.rotated)) {
@@ -130,15 +135,15 @@ __global__ void __launch_bounds__(kThreads) decode_tiles(TahPayload p, int64_t s
 #pragma unroll
           for (int i = 0; i < 8; ++i) v[i] = h.rotated ? rotated[i] : v[i];
         }
-        grow(v, h, kSum ? kFloatMax : largest_finite(dtype));
+        grow(v, h, limit);
+        if constexpr (kSum) {
 #pragma unroll
-        for (int i = 0; i < 8; ++i) total[u][i] = kSum && rank ? total[u][i] + v[i] : v[i];
+          for (int i = 0; i < 8; ++i) v[i] = total[u][i] = rank ? total[u][i] + v[i] : v[i];
+        }
+        const int64_t at = __shfl_sync(kAllLanes, offset, mate(u)) + piece * 8;
+        const bool last = !kSum || rank + 1 == ranks;
+        if (last && first + mate(u) < tiles) store_eight(out, dtype, at, aligned, v);
       }
-    }
-#pragma unroll
-    for (int u = 0; u < kBatch; ++u) {
-      const int64_t at = __shfl_sync(kAllLanes, offset, mate(u)) + piece * 8;
-      if (first + mate(u) < tiles) store_eight(out, dtype, at, aligned, total[u]);
     }
   }
 }

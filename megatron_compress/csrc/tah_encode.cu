@@ -178,7 +178,7 @@ __device__ __forceinline__ Extremes read_extremes(const uint8_t* row, DType dtyp
 }
 
 template <int G, int kItem>
-__global__ void __launch_bounds__(kThreads, kItem == 2 ? 5 : 3)
+__global__ void __launch_bounds__(kThreads, kItem == 2 ? 6 : 3)
     quantize_tiles(const uint8_t* x, DType dtype, Tiling t, const Word* words, Out out, bool aligned) {
   constexpr int N = Geometry<G>::kRow, kLanes = Geometry<G>::kLanes;
   using Rows = WarpRows<N * kItem>;

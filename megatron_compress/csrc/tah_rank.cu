@@ -8,6 +8,7 @@ namespace {
 template <int kRowBytes>
 constexpr int kThreadsFor = kRowBytes > 128 ? 64 : 128;
 constexpr int kThreads = 128;
+constexpr int kBlocksASm = 8;  // of rank_tiles
 constexpr float kRankHeadroom = 0x1p-17f;
 constexpr float kMinSum = 0x1p-120f;
 // As in ops/entropy.py.
@@ -53,7 +54,7 @@ __device__ __forceinline__ void clear(uint32_t* counts) {
 
 // blockIdx.y is the sample; blocks walk over its tiles.
 template <int G, int kItem>
-__global__ void __launch_bounds__(kThreadsFor<Geometry<G>::kRow * kItem>, kItem == 2 ? 6 : 3)
+__global__ void __launch_bounds__(kThreadsFor<Geometry<G>::kRow * kItem>, kItem == 2 ? kBlocksASm : 3)
     rank_tiles(const uint8_t* x, DType dtype, Tiling t, float key_scale, uint16_t* keys, uint32_t* histogram, Sums* sums,
                bool aligned) {
   constexpr int N = Geometry<G>::kRow, kLanes = Geometry<G>::kLanes;
@@ -149,10 +150,17 @@ __global__ void __launch_bounds__(kThreads) rank_joined(TahTiling t, float key_s
   flush(counts, histogram + int64_t(sample) * kKeys);
 }
 
+int multiprocessors() {
+  int device = 0, count = 1;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+  return count;
+}
+
 // Blocks for a sample's share of `items`: enough to fill a GPU, few enough that clearing and adding counts is little.
 dim3 grid_of(int64_t items, uint32_t samples, int threads) {
-  constexpr int64_t kBlocks = 132 * 6;
-  const int64_t needed = (items + threads - 1) / threads, most = (kBlocks + samples - 1) / samples;
+  const int64_t blocks = int64_t(multiprocessors()) * kBlocksASm;
+  const int64_t needed = (items + threads - 1) / threads, most = (blocks + samples - 1) / samples;
   return dim3(unsigned(needed < most ? needed : most), samples);
 }
 
