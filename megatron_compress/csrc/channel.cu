@@ -43,10 +43,9 @@ __global__ void __launch_bounds__(kThreads) slab_largest(const void* x, DType dt
   }
 }
 
-// 32 channels a block, the slabs shared out among its warps.
+// 32 channels a block, the slabs shared out among its warps. The first slab's place gets the steps of the scales.
 template <class Code>
-__global__ void __launch_bounds__(kThreads) join_slabs(const float* partial, int slabs, int64_t channels,
-                                                       uint16_t* scales) {
+__global__ void __launch_bounds__(kThreads) join_slabs(float* partial, int slabs, int64_t channels, uint16_t* scales) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64_t channel = int64_t(blockIdx.x) * 32 + lane;
   float largest = 0.0f;
@@ -60,13 +59,13 @@ __global__ void __launch_bounds__(kThreads) join_slabs(const float* partial, int
   if (warp > 0 || channel >= channels) return;
   for (int other = 1; other < kWarps; ++other) largest = max_nan(largest, shared[other][lane]);
   scales[channel] = Code::scale_of(largest);
+  partial[channel] = Code::step(scales[channel]);
 }
 
 // Eight channels a thread, a few rows each; the channels are a multiple of eight.
 template <class Code>
 __global__ void __launch_bounds__(kThreads) quantize_columns(const void* x, DType dtype, int64_t rows,
-                                                             int64_t channels, const uint16_t* scales,
-                                                             uint8_t* codes) {
+                                                             int64_t channels, const float* steps, uint8_t* codes) {
   constexpr int B = Code::kBits;
   constexpr bool kStaged = B < 8 && B != 4;
   __shared__ alignas(8) uint8_t staging[kStaged ? kThreads * B : 1];
@@ -80,7 +79,7 @@ __global__ void __launch_bounds__(kThreads) quantize_columns(const void* x, DTyp
     load_chunk(x, dtype, ((first + r) * channels + column) / 8, valid && first + r < rows ? 8 : 0, true, v[r]);
   float step[8];
 #pragma unroll
-  for (int i = 0; i < 8; ++i) step[i] = valid ? Code::step(scales[column + i]) : 0.0f;
+  for (int i = 0; i < 8; ++i) step[i] = valid ? steps[column + i] : 0.0f;
   bool finite = true;
 #pragma unroll
   for (int i = 0; i < 8; ++i) finite &= step[i] == step[i];
@@ -112,7 +111,7 @@ __global__ void __launch_bounds__(kThreads) quantize_columns(const void* x, DTyp
 // Any number of channels, any address.
 template <class Code>
 __global__ void __launch_bounds__(kThreads) quantize_flat(const void* x, DType dtype, int64_t numel, int64_t channels,
-                                                          const uint16_t* scales, uint8_t* codes) {
+                                                          const float* steps, uint8_t* codes) {
   const int64_t chunk = int64_t(blockIdx.x) * kThreads + threadIdx.x;
   const int count = int(min(int64_t(8), numel - chunk * 8));
   if (count <= 0) return;
@@ -121,7 +120,7 @@ __global__ void __launch_bounds__(kThreads) quantize_flat(const void* x, DType d
   for (int i = 0; i < 8; ++i) {
     const int64_t index = chunk * 8 + (i < count ? i : 0);
     v[i] = read_item(x, dtype, index);
-    step[i] = Code::step(scales[index % channels]);
+    step[i] = steps[index % channels];
   }
   quantize_chunk<Code>(v, step, false, kFloatMax);
   store_codes<Code::kBits>(codes, numel, chunk, count, first_codes<Code::kBits>(Code::encode(v), count));
@@ -185,11 +184,11 @@ void channel_encode(const void* x, DType dtype, int64_t rows, int64_t channels, 
     if constexpr (std::is_same_v<typename Code::Scale, uint16_t>) {
       join_slabs<Code><<<blocks_of(channels, 32), kThreads, 0, stream>>>(partial, slabs, channels, out);
       if (fast && rows <= kMaxRows) {
-        quantize_columns<Code><<<columns_grid(rows, channels), kThreads, 0, stream>>>(x, dtype, rows, channels, out,
+        quantize_columns<Code><<<columns_grid(rows, channels), kThreads, 0, stream>>>(x, dtype, rows, channels, partial,
                                                                                      codes);
       } else {
         quantize_flat<Code><<<blocks_of(rows * channels, 8 * kThreads), kThreads, 0, stream>>>(
-            x, dtype, rows * channels, channels, out, codes);
+            x, dtype, rows * channels, channels, partial, codes);
       }
     }
   });

@@ -16,28 +16,17 @@ struct FromTensor {
   DType dtype;
   bool aligned;
 
-  struct Fetched {
-    uint4 bits[kItem / 2];
-  };
+  using Fetched = Eight<kItem>;
 
   __device__ __forceinline__ void fetch(int64_t first, int64_t end, Fetched (&fetched)[kUnroll]) const {
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      const uint8_t* source = x + (first + u * 32) * (8 * kItem);
       fetched[u] = {};
-      if (first + u * 32 < end && aligned) {
-#pragma unroll
-        for (int i = 0; i < kItem / 2; ++i) fetched[u].bits[i] = reinterpret_cast<const uint4*>(source)[i];
-      } else if (first + u * 32 < end) {
-        for (int i = 0; i < 4 * kItem; ++i)
-          reinterpret_cast<uint16_t*>(fetched[u].bits)[i] = reinterpret_cast<const uint16_t*>(source)[i];
-      }
+      if (first + u * 32 < end) fetched[u] = Fetched::load(x + (first + u * 32) * (8 * kItem), aligned);
     }
   }
 
-  __device__ __forceinline__ void values(const Fetched& f, float (&v)[8]) const {
-    read_row<kItem>(reinterpret_cast<const uint8_t*>(f.bits), dtype, v);
-  }
+  __device__ __forceinline__ void values(const Fetched& f, float (&v)[8]) const { f.values(dtype, v); }
 };
 
 template <class Code>

@@ -164,6 +164,28 @@ __device__ __forceinline__ void write_row(uint8_t* row, DType dtype, const float
   }
 }
 
+// Eight neighbouring elements as they lie in memory, so that loads can be started before their values are wanted.
+template <int kItem>
+struct Eight {
+  uint4 bits[kItem / 2];
+
+  static __device__ __forceinline__ Eight load(const uint8_t* source, bool aligned) {
+    Eight eight;
+    if (aligned) {
+#pragma unroll
+      for (int i = 0; i < kItem / 2; ++i) eight.bits[i] = reinterpret_cast<const uint4*>(source)[i];
+    } else {
+      for (int i = 0; i < 4 * kItem; ++i)
+        reinterpret_cast<uint16_t*>(eight.bits)[i] = reinterpret_cast<const uint16_t*>(source)[i];
+    }
+    return eight;
+  }
+
+  __device__ __forceinline__ void values(DType dtype, float (&v)[8]) const {
+    read_row<kItem>(reinterpret_cast<const uint8_t*>(bits), dtype, v);
+  }
+};
+
 // One element at a time, for tails and odd shapes.
 __device__ __forceinline__ float read_item(const void* x, DType dtype, int64_t i) {
   if (dtype == DType::kFloat32) return static_cast<const float*>(x)[i];
