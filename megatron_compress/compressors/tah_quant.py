@@ -16,6 +16,8 @@ from megatron_compress.ops.tiling import Tiling
 from megatron_compress.registry import register
 from megatron_compress.wire import Layout, TensorSpec, packed_bytes
 
+MAX_SAMPLES, MAX_TILES = 2**16 - 1, 2**31 - 1
+
 
 class TahQuantSettings(Settings):
     group_size: Literal[8, 16, 32, 64, 128, 256] = Field(default=64, description="G: elements of a quantization tile")
@@ -73,6 +75,11 @@ class TahQuant(Compressor):
         return None
 
     def tiling(self, spec: TensorSpec) -> Tiling:
+        """How a message is cut.
+
+        Raises:
+            ValueError: it has more samples or tiles than the kernels count.
+        """
         group = self.settings.group_size
         allocation = self.settings.allocation_size or group
         if allocation == "token":
@@ -81,7 +88,7 @@ class TahQuant(Compressor):
         windows, rest = divmod(spec.num_channels, allocation)
         # The decimal the user wrote, not its binary neighbour: 0.29 of 100 tiles are 29.
         share = Fraction(repr(self.settings.high_fraction))
-        return Tiling(
+        tiling = Tiling(
             samples=spec.num_samples,
             rows=rows,
             inner=1 if spec.sample_dim is None else math.prod(spec.shape[spec.sample_dim + 1 : -1]),
@@ -93,6 +100,13 @@ class TahQuant(Compressor):
             short=rest % group,
             high_per_sample=math.floor(share * rows * windows),
         )
+        tiles = tiling.samples * tiling.rows * tiling.tiles
+        if tiling.samples > MAX_SAMPLES or tiles > MAX_TILES:
+            raise ValueError(
+                f"tah_quant takes messages of at most {MAX_SAMPLES} samples and {MAX_TILES} tiles; {tuple(spec.shape)} "
+                f"has {tiling.samples} and {tiles}: send it in parts or raise group_size"
+            )
+        return tiling
 
     def layout(self, spec: TensorSpec) -> Layout:
         t = self.tiling(spec)

@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(kThreads) join_slabs(float* partial, int slabs
 
 // Eight channels a thread, a few rows each; the channels are a multiple of eight.
 template <class Code>
-__global__ void __launch_bounds__(kThreads) quantize_columns(const void* x, DType dtype, int64_t rows,
+__global__ void __launch_bounds__(kThreads, 4) quantize_columns(const void* x, DType dtype, int64_t rows,
                                                              int64_t channels, const float* steps, uint8_t* codes) {
   constexpr int B = Code::kBits;
   constexpr bool kStaged = B < 8 && B != 4;
@@ -112,18 +112,8 @@ __global__ void __launch_bounds__(kThreads) quantize_columns(const void* x, DTyp
 template <class Code>
 __global__ void __launch_bounds__(kThreads) quantize_flat(const void* x, DType dtype, int64_t numel, int64_t channels,
                                                           const float* steps, uint8_t* codes) {
-  const int64_t chunk = int64_t(blockIdx.x) * kThreads + threadIdx.x;
-  const int count = int(min(int64_t(8), numel - chunk * 8));
-  if (count <= 0) return;
-  float v[8], step[8];
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const int64_t index = chunk * 8 + (i < count ? i : 0);
-    v[i] = read_item(x, dtype, index);
-    step[i] = steps[index % channels];
-  }
-  quantize_chunk<Code>(v, step, false, kFloatMax);
-  store_codes<Code::kBits>(codes, numel, chunk, count, first_codes<Code::kBits>(Code::encode(v), count));
+  quantize_slowly<Code>(x, dtype, numel, int64_t(blockIdx.x) * kThreads + threadIdx.x,
+                        [&](int64_t i) { return steps[i % channels]; }, codes);
 }
 
 // Eight channels a thread, a few rows each; the channels are a multiple of eight.

@@ -260,6 +260,23 @@ __device__ __forceinline__ bool fits(const float (&factor)[8], float limit) {
   return inside;
 }
 
+// Quantize a chunk, whole or not, of a tensor at any address; step_of(i) is the step of element i.
+template <class Code, class StepOf>
+__device__ __forceinline__ void quantize_slowly(const void* x, DType dtype, int64_t numel, int64_t chunk, StepOf step_of,
+                                                uint8_t* codes) {
+  const int count = int(min(int64_t(8), numel - chunk * 8));
+  if (count <= 0) return;
+  float v[8], step[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const int64_t index = chunk * 8 + (i < count ? i : 0);
+    v[i] = read_item(x, dtype, index);
+    step[i] = step_of(index);
+  }
+  quantize_chunk<Code>(v, step, false, kFloatMax);
+  store_codes<Code::kBits>(codes, numel, chunk, count, first_codes<Code::kBits>(Code::encode(v), count));
+}
+
 // A chunk times its factors, saturated where it does not fit.
 __device__ __forceinline__ void scale_chunk(float (&v)[8], const float (&factor)[8], bool fits, float limit) {
 #pragma unroll

@@ -134,18 +134,9 @@ template <class Code>
 __global__ void __launch_bounds__(kThreads) quantize_any(const void* x, DType dtype, int64_t numel, int group_size,
                                                          int64_t first_chunk, const typename Code::Scale* scales,
                                                          uint8_t* codes) {
-  const int64_t chunk = first_chunk + int64_t(blockIdx.x) * kThreads + threadIdx.x;
-  const int count = int(min(int64_t(8), numel - chunk * 8));
-  if (count <= 0) return;
-  float v[8], step[8];
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const int64_t index = chunk * 8 + (i < count ? i : 0);
-    v[i] = read_item(x, dtype, index);
-    step[i] = Code::step(scales[index / group_size]);
-  }
-  quantize_chunk<Code>(v, step, false, kFloatMax);
-  store_codes<Code::kBits>(codes, numel, chunk, count, first_codes<Code::kBits>(Code::encode(v), count));
+  quantize_slowly<Code>(
+      x, dtype, numel, first_chunk + int64_t(blockIdx.x) * kThreads + threadIdx.x,
+      [&](int64_t i) { return Code::step(scales[i / group_size]); }, codes);
 }
 
 int log2_lanes(int group_size) {

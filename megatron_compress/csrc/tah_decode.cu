@@ -52,19 +52,10 @@ __device__ __forceinline__ void decode_chunk(uint64_t codes, int bits, const Hea
 // Transform a tile of kLanes chunks in neighbouring threads, chunk `piece` here, and swap element 0 with the pivot.
 // Every lane of the warp calls it.
 template <int kLanes>
-__device__ __forceinline__ void rotate_back(float (&v)[8], int pivot, int piece, int lane) {
+__device__ __forceinline__ void rotate_back(float (&v)[8], uint32_t pivot, uint32_t piece, int lane) {
   hadamard_in_thread<8>(v);
   hadamard_across_lanes<8, kLanes>(v, lane);
-  float peak = 0.0f;
-#pragma unroll
-  for (int i = 0; i < 8; ++i)
-    if (pivot % 8 == i) peak = v[i];
-  const float head = __shfl_sync(kAllLanes, v[0], lane / kLanes * kLanes);
-  peak = __shfl_sync(kAllLanes, peak, lane / kLanes * kLanes + pivot / 8);
-#pragma unroll
-  for (int i = 0; i < 8; ++i)
-    if (piece * 8 + i == pivot) v[i] = head;
-  if (piece == 0) v[0] = peak;
+  swap_first<8, kLanes>(v, pivot, piece, lane, kAllLanes);
 }
 
 // What a lane knows of one tile, for the lanes that decode it.
@@ -97,7 +88,8 @@ __global__ void __launch_bounds__(kThreads, kSum ? 2 : 4)
     decode_tiles(TahPayload p, int64_t stride, int ranks, uint8_t* out, DType dtype, Tiling t, const Word* words,
                  bool aligned) {
   constexpr int kLanes = G / 8, kBatch = kLanes < 4 ? kLanes : 4;  // steps whose loads are side by side
-  const int lane = threadIdx.x % 32, piece = lane % kLanes;
+  const int lane = threadIdx.x % 32;
+  const uint32_t piece = lane % kLanes;
   const uint32_t first = blockIdx.x * kThreads + (threadIdx.x - lane), tiles = t.all_whole_tiles();
   if (first >= tiles) return;
   const Tile tile(min(first + lane, tiles - 1), t);

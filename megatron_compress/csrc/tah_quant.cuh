@@ -89,6 +89,60 @@ __device__ __forceinline__ void start_rows(uint8_t* stage, const uint8_t* x, int
   }
 }
 
+// The code streams: a tile's G codes are G * bits / 8 whole bytes. A row's codes come as quads, words that hold four
+// codes of B bits. Rows lie at multiples of N / 8 bytes, for so do the rows before them, with their own bits.
+template <int B, int N>
+__device__ __forceinline__ void store_quads(const uint32_t (&quads)[N / 4], uint8_t* target) {
+  constexpr int kBytes = N * B / 8, kWords = (kBytes + 3) / 4;
+  uint32_t words[kWords] = {};
+#pragma unroll
+  for (int i = 0; i < N / 4; ++i) {
+    const int word = i * 4 * B / 32, shift = i * 4 * B % 32;
+    words[word] |= quads[i] << shift;
+    if (shift + 4 * B > 32) words[word + 1] |= quads[i] >> (32 - shift);
+  }
+  if constexpr (N == 64) {
+#pragma unroll
+    for (int i = 0; i < kWords / 2; ++i)
+      reinterpret_cast<uint2*>(target)[i] = make_uint2(words[2 * i], words[2 * i + 1]);
+  } else if constexpr (N == 32) {
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) reinterpret_cast<uint32_t*>(target)[i] = words[i];
+  } else {
+#pragma unroll
+    for (int i = 0; i < kBytes; ++i) target[i] = uint8_t(words[i / 4] >> (i % 4 * 8));
+  }
+}
+
+// Swap element 0 of a tile of kLanes threads of N values with the pivot; `mates`: lanes that call it.
+template <int N, int kLanes>
+__device__ __forceinline__ void swap_first(float (&v)[N], uint32_t pivot, uint32_t piece, int lane, unsigned mates) {
+  float peak = 0.0f;
+#pragma unroll
+  for (int i = 0; i < N; ++i)
+    if (pivot % N == i) peak = v[i];
+  const float head = __shfl_sync(mates, v[0], lane / kLanes * kLanes);
+  peak = __shfl_sync(mates, peak, lane / kLanes * kLanes + pivot / N);
+#pragma unroll
+  for (int i = 0; i < N; ++i)
+    if (piece * N + i == pivot) v[i] = head;
+  if (piece == 0) v[0] = peak;
+}
+
+// Call f with the number of bits as a constant.
+template <class F>
+__device__ __forceinline__ void with_bits(int bits, F f) {
+  switch (bits) {
+    case 2: return f(std::integral_constant<int, 2>());
+    case 3: return f(std::integral_constant<int, 3>());
+    case 4: return f(std::integral_constant<int, 4>());
+    case 5: return f(std::integral_constant<int, 5>());
+    case 6: return f(std::integral_constant<int, 6>());
+    case 7: return f(std::integral_constant<int, 7>());
+    case 8: return f(std::integral_constant<int, 8>());
+  }
+}
+
 template <class F>
 void with_group(uint32_t group, F f) {
   switch (group) {

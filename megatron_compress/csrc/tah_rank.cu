@@ -4,8 +4,11 @@
 namespace megatron_compress::tah {
 namespace {
 
+// Threads of a block, whose rows share memory with the counts of keys.
+template <int kRowBytes>
+constexpr int kThreadsFor = kRowBytes > 128 ? 64 : 128;
 constexpr int kThreads = 128;
-constexpr int kBlocksASm = 12;  // of rank_tiles
+constexpr int kBlocksASm = 6;  // of rank_tiles
 constexpr float kRankHeadroom = 0x1p-17f;
 constexpr float kMinSum = 0x1p-120f;
 // As in ops/entropy.py.
@@ -49,47 +52,53 @@ __device__ __forceinline__ void clear(uint32_t* counts) {
   __syncthreads();
 }
 
-// Of a tile of kLanes chunks of eight in neighbouring threads.
-template <int kLanes>
-__device__ __forceinline__ Sums sums_of(float (&v)[8]) {
-#pragma unroll
-  for (int i = 0; i < 8; ++i) v[i] = fabsf(v[i] * kRankHeadroom);
-  Sums s;
-  s.magnitude = sum_across_lanes<kLanes>(pairwise_sum<8>(v));
-  const int base = exponent_bits(s.magnitude);
-#pragma unroll
-  for (int i = 0; i < 8; ++i) v[i] *= log2_from(v[i], base);
-  s.weighted = sum_across_lanes<kLanes>(pairwise_sum<8>(v));
-  return s;
-}
-
-// blockIdx.y is the sample; blocks walk over its tiles. A warp takes 32 of them: kLanes lanes sum a tile, which is then
-// ranked by a lane of its own.
+// blockIdx.y is the sample; blocks walk over its tiles.
 template <int G, int kItem>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreadsFor<Geometry<G>::kRow * kItem>, kItem == 2 ? kBlocksASm : 3)
     rank_tiles(const uint8_t* x, DType dtype, Tiling t, float key_scale, uint16_t* keys, uint32_t* histogram, Sums* sums,
                bool aligned) {
-  constexpr int kLanes = G / 8, kTiles = 32 / kLanes;  // tiles summed at once
+  constexpr int N = Geometry<G>::kRow, kLanes = Geometry<G>::kLanes;
+  constexpr int kBlock = kThreadsFor<N * kItem>;
+  using Rows = WarpRows<N * kItem>;
+  __shared__ alignas(16) uint8_t shared[kBlock / 32 * Rows::kSharedBytes];
   __shared__ uint32_t counts[kKeys];
   clear(counts);
   const int lane = threadIdx.x % 32;
-  const uint32_t sample = blockIdx.y, tiles = t.rows * t.whole_tiles();
-  for (uint32_t first = blockIdx.x * kThreads + (threadIdx.x - lane); first < tiles; first += gridDim.x * kThreads) {
-    const Tile tile(sample * tiles + min(first + lane, tiles - 1), t);
-    const int64_t offset = row_offset(tile.row, t) + int64_t(tile.column) * G;
-    Sums s = {};
-#pragma unroll(kLanes < 4 ? kLanes : 4)
-    for (int step = 0; step < kLanes; ++step) {
-      const int64_t at = __shfl_sync(kAllLanes, offset, step * kTiles + lane / kLanes) + lane % kLanes * 8;
-      float v[8];
-      Eight<kItem>::load(x + at * kItem, aligned).values(dtype, v);
-      const Sums all = sums_of<kLanes>(v);
-      const float magnitude = __shfl_sync(kAllLanes, all.magnitude, lane % kTiles * kLanes);
-      const float weighted = __shfl_sync(kAllLanes, all.weighted, lane % kTiles * kLanes);
-      if (lane / kTiles == step) s = {magnitude, weighted};
+  const uint32_t sample = blockIdx.y, parts = t.rows * t.whole_tiles() * kLanes;
+  uint8_t* stage = shared + threadIdx.x / 32 * Rows::kSharedBytes;
+  for (uint32_t first = blockIdx.x * kBlock + (threadIdx.x - lane); first < parts; first += gridDim.x * kBlock) {
+    const int rows = int(min(32u, parts - first));
+    const uint32_t part = min(first + lane, parts - 1);
+    const Tile tile(sample * t.rows * t.whole_tiles() + part / kLanes, t);
+    const int64_t offset = row_offset(tile.row, t) + int64_t(tile.column) * G + part % kLanes * N;
+    start_rows<N, kItem>(stage, x, offset, rows, lane, aligned);
+    Rows::finish();
+    // Chunks of eight are subtrees of the sums; they are read twice, so that few registers are held.
+    const uint8_t* row = stage + lane * Rows::kStride;
+    float v[8], sums_of_eight[N / 8];
+#pragma unroll
+    for (int c = 0; c < N / 8; ++c) {
+      read_row<kItem>(row + c * 8 * kItem, dtype, v);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) v[i] = fabsf(v[i] * kRankHeadroom);
+      sums_of_eight[c] = pairwise_sum<8>(v);
     }
-    if (first + lane >= tiles) continue;
+    Sums s{sum_across_lanes<kLanes>(pairwise_sum<N / 8>(sums_of_eight)), 0.0f};
+    const int base = exponent_bits(s.magnitude);
+#pragma unroll
+    for (int c = 0; c < N / 8; ++c) {
+      read_row<kItem>(row + c * 8 * kItem, dtype, v);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const float magnitude = fabsf(v[i] * kRankHeadroom);
+        v[i] = magnitude * log2_from(magnitude, base);
+      }
+      sums_of_eight[c] = pairwise_sum<8>(v);
+    }
+    s.weighted = sum_across_lanes<kLanes>(pairwise_sum<N / 8>(sums_of_eight));
+    __syncwarp();  // the rows may be overwritten now
     if (!is_finite(s.magnitude)) s = {0.0f, 0.0f};
+    if (lane >= rows || lane % kLanes) continue;
     if (t.per_window > 1) {
       sums[tile.row * t.whole_tiles() + tile.column] = s;
     } else if (tile.column < t.windows) {
@@ -149,9 +158,9 @@ int multiprocessors() {
 }
 
 // Blocks for a sample's share of `items`: enough to fill a GPU, few enough that clearing and adding counts is little.
-dim3 grid_of(int64_t items, uint32_t samples) {
+dim3 grid_of(int64_t items, uint32_t samples, int threads) {
   const int64_t blocks = int64_t(multiprocessors()) * kBlocksASm;
-  const int64_t needed = (items + kThreads - 1) / kThreads, most = (blocks + samples - 1) / samples;
+  const int64_t needed = (items + threads - 1) / threads, most = (blocks + samples - 1) / samples;
   return dim3(unsigned(needed < most ? needed : most), samples);
 }
 
@@ -166,13 +175,15 @@ void rank_windows(const void* x, DType dtype, const Tiling& t, uint16_t* keys, u
   auto* pairs = reinterpret_cast<Sums*>(sums);
   with_group(t.group, [&](auto group) {
     constexpr int G = group();
-    const dim3 grid = grid_of(int64_t(t.rows) * t.whole_tiles(), t.samples);
-    const auto kernel = item_bytes(dtype) == 4 ? rank_tiles<G, 4> : rank_tiles<G, 2>;
-    kernel<<<grid, kThreads, 0, stream>>>(static_cast<const uint8_t*>(x), dtype, t, key_scale, keys, histogram, pairs,
-                                           aligned);
+    const bool wide = item_bytes(dtype) == 4;
+    const int threads = wide ? kThreadsFor<Geometry<G>::kRow * 4> : kThreadsFor<Geometry<G>::kRow * 2>;
+    const dim3 grid = grid_of(int64_t(t.rows) * t.whole_tiles() * Geometry<G>::kLanes, t.samples, threads);
+    const auto kernel = wide ? rank_tiles<G, 4> : rank_tiles<G, 2>;
+    kernel<<<grid, threads, 0, stream>>>(static_cast<const uint8_t*>(x), dtype, t, key_scale, keys, histogram, pairs,
+                                          aligned);
   });
   if (t.per_window > 1)
-    rank_joined<<<grid_of(t.sample_windows(), t.samples), kThreads, 0, stream>>>(t, key_scale, pairs, keys, histogram);
+    rank_joined<<<grid_of(t.sample_windows(), t.samples, kThreads), kThreads, 0, stream>>>(t, key_scale, pairs, keys, histogram);
 }
 
 }  // namespace megatron_compress::tah
