@@ -157,4 +157,6 @@ def test_the_page_suffices_to_decode(compressor, shape, dtype):
     decoded = torch.tensor(DECODERS[compressor.name](reader, spec, compressor.settings))
     reader.end()
     expected = compressor.decompress(payload, spec, torch.empty(shape))
-    assert torch.allclose(decoded.view(shape), expected, rtol=1e-5, atol=1e-6 * float(x.abs().max()))
+    # fp4_quant rotates back in half precision.
+    precision = 2.0**-9 if compressor.name == "fp4_quant" else 1e-6
+    assert torch.allclose(decoded.view(shape), expected, rtol=1e-5, atol=precision * float(x.abs().max()))

@@ -14,6 +14,7 @@ from tests.strategies import equal_bits, integers, normal, parts_of, round_trip,
 
 FORMATS = {"e2m1": E2M1, "e3m0": E3M0}
 GROUP_SIZES = [32, 64, 128, 256, 512]
+HALF = 2.0**-11  # rounding to half precision, in which groups are rotated
 
 
 def create(**settings):
@@ -63,7 +64,7 @@ def test_alpha_does_not_change_the_error_where_values_tie(group):
 @pytest.mark.parametrize("fmt", FORMATS)
 @pytest.mark.parametrize("group", GROUP_SIZES)
 def test_dual_follows_the_papers_equations(fmt, group):
-    """Eqs. (1)–(3) in double precision with a dense matrix: α and s to 2e-6, codes but for near-ties.
+    """Eqs. (1)–(3) in double precision with a dense matrix: α and s to half precision, codes but for near-ties.
 
     On the wire α holds the power of two by which a group is scaled, so that ε = 1e-6 is below the mean square.
     """
@@ -74,19 +75,19 @@ def test_dual_follows_the_papers_equations(fmt, group):
     alpha = top / x.double().square().mean(dim=1).sqrt()
     h = (x.double() * alpha[:, None]) @ sylvester(group) / math.sqrt(group)
     scale = h.abs().amax(dim=1) / top
-    assert torch.allclose(parts["alphas"].double(), alpha, rtol=2e-6)
-    assert torch.allclose(parts["scales"].double(), scale, rtol=2e-6)
+    assert torch.allclose(parts["alphas"].double(), alpha, rtol=HALF)
+    assert torch.allclose(parts["scales"].double(), scale, rtol=math.log2(group) * HALF)
 
     table = torch.tensor([*FORMATS[fmt].magnitudes, *(-m for m in FORMATS[fmt].magnitudes)], dtype=torch.float64)
     codes = unpack_bits(parts["codes"], 4, x.numel()).view(x.shape)
     distance = (h / scale[:, None]).unsqueeze(-1) - table
     chosen = distance.gather(-1, codes.long().unsqueeze(-1)).squeeze(-1).abs()
-    # A tie is decided in half precision: twice its rounding error there.
-    assert (chosen <= distance.abs().amin(dim=-1) + top * 2.0**-10).all()
+    # A tie is decided in half precision, behind log2(group) rounded additions.
+    assert (chosen <= distance.abs().amin(dim=-1) + top * math.log2(group) * HALF).all()
 
     decoded = (table[codes.long()] * scale[:, None]) @ sylvester(group) / math.sqrt(group) / alpha[:, None]
     actual = round_trip(create(group_size=group, format=fmt), x).double()
-    assert (actual - decoded).abs().max() <= 1e-5 * x.abs().max()
+    assert (actual - decoded).abs().max() <= math.log2(group) * HALF * x.abs().max()
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
@@ -106,10 +107,10 @@ def test_sqnr(fmt, floor, scales):
 
 
 def test_largest_value_never_saturates():
-    """The scale is the group's own: a constant group is one code, decoded to float32's precision."""
+    """The scale is the group's own: a constant group is one code, decoded to half precision."""
     for group, scales in itertools.product(GROUP_SIZES, ("dual", "single")):
         x = torch.full((2, group), -3.7)
-        assert torch.allclose(round_trip(create(group_size=group, scales=scales), x), x, rtol=1e-6)
+        assert torch.allclose(round_trip(create(group_size=group, scales=scales), x), x, rtol=HALF)
 
 
 def test_groups_run_across_rows_and_the_last_is_short():
@@ -127,7 +128,7 @@ def test_short_groups_are_rotated_in_blocks(length):
     coefficients = torch.tensor([6.0, -3, 2, 0.5, 0, 1, -1.5, 4]).repeat(8)[:length].double()
     x = (coefficients.view(-1, block) @ sylvester(block) / block).reshape(-1).float()
     for scales in ("dual", "single"):
-        assert torch.allclose(round_trip(create(scales=scales), x), x, atol=1e-5)
+        assert torch.allclose(round_trip(create(scales=scales), x), x, atol=6 * HALF)
 
 
 def test_the_papers_clips_are_kept_as_a_flag():

@@ -260,3 +260,9 @@ def test_minus_zero_is_zero():
 def test_settings_that_cannot_be_honoured_are_refused(settings, message):
     with pytest.raises(ValidationError, match=message):
         create(**settings)
+
+
+@pytest.mark.parametrize("shape,sample_dim", [((1, 70_000, 64), 1), ((2**27, 2048), None)], ids=str)
+def test_messages_beyond_the_kernels_counts_are_refused(shape, sample_dim):
+    with pytest.raises(ValueError, match="in parts"):
+        registry.create("tah_quant").layout(TensorSpec(shape, torch.bfloat16, sample_dim))
