@@ -1,8 +1,8 @@
 """Groups rotated and in a 4-bit floating-point format: the numbers of compressors/fp4_quant.py.
 
-Groups are taken times a power of two, so that they can be rotated in half precision, whose error is a thousandth of that
-of four bits: H·y with x = y · block · unit, |H·y| < 2. The reference states the order of operations that csrc/fp4_*.cu
-follow to the bit.
+Groups are taken times a power of two, so that they can be rotated in half precision, whose error is a thousandth of
+that of four bits: H·y with x = y · block · unit, |H·y| < 2. The reference states the order of operations that
+csrc/fp4_*.cu follow to the bit.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MIN_LARGEST = 2.0**-14
 
 
 class Rotated(NamedTuple):
-    """Groups [n, g]: `values` in half precision, times `growth` and `unit` [n], which is not finite where they are not."""
+    """Groups [n, g]: `values` in half precision, times `growth` and `unit` [n]; unit is not finite where they are not."""
 
     values: torch.Tensor
     unit: torch.Tensor
