@@ -26,7 +26,7 @@ MIN_LARGEST = 2.0**-14
 
 
 class Rotated(NamedTuple):
-    """Groups [n, g]: `values` in half precision, times `growth` and `unit` [n]; unit is not finite where they are not."""
+    """Groups [n, g]: `values` in half precision, times `growth` and `unit` [n], not finite where they are not."""
 
     values: torch.Tensor
     unit: torch.Tensor
