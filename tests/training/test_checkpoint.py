@@ -144,6 +144,12 @@ def test_another_model_is_refused(experiment, corpus, out, write_files, train_va
         pretrain(other, corpus, ARM, out, resume=True)
 
 
+def test_another_kind_of_optimizer_is_refused(corpus, out, write_files, train_values, model_values):
+    other = load_experiment(write_files({**train_values, "parallel": {"distributed_optimizer": True}}, model_values))
+    with pytest.raises(CheckpointError, match=r"was saved with parallel.distributed_optimizer: False, but it is True"):
+        pretrain(other, corpus, ARM, out, resume=True)
+
+
 def test_a_full_disk_loses_nothing(experiment, corpus, out):
     """The limit on a file's size stands for it: the write fails in the middle of the tensors."""
     trainer = Trainer(experiment, corpus)
