@@ -4,6 +4,7 @@ import json
 import pickle
 import resource
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -142,6 +143,22 @@ def test_another_model_is_refused(experiment, corpus, out, write_files, train_va
     other = load_experiment(write_files(train_values, {**model_values, "ffn_hidden_size": 64}))
     with pytest.raises(CheckpointError, match=r"of another run: model.ffn_hidden_size: 128 there, 64 here"):
         pretrain(other, corpus, ARM, out, resume=True)
+
+
+def test_another_tokenizer_is_refused(experiment, corpus, out):
+    other = replace(corpus, tokenizer=replace(corpus.tokenizer, digest="of another file"))
+    with pytest.raises(CheckpointError, match=r"of another run: its tokenizer is another file than data\.tokenizer"):
+        pretrain(experiment, other, ARM, out, resume=True)
+
+
+def test_first_weights_that_are_not_there_are_named(experiment, corpus, write_files, train_values, model_values, out):
+    other = load_experiment(write_files({**train_values, "init": "absent"}, model_values))
+    with pytest.raises(CheckpointError, match=r"absent/manifest\.json: FileNotFoundError"):
+        Trainer(other, corpus)
+    wider = {**model_values, "hidden_size": 128}
+    other = load_experiment(write_files({**train_values, "init": "out/checkpoints"}, wider))
+    with pytest.raises(CheckpointError, match=r"step_00000008 does not fit this model"):
+        Trainer(other, corpus)
 
 
 def test_another_kind_of_optimizer_is_refused(corpus, out, write_files, train_values, model_values):

@@ -7,8 +7,15 @@ import pytest
 from ruamel.yaml import YAML
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from tests.training.published import CONFIGS, write_folder
-from tests.training.start import PACKAGE, python, run, torchrun
+from megatron_compress import cpu
+
+cpu.apply()
+
+from megatron_compress.strict_yaml import ConfigError  # noqa: E402
+from megatron_compress.training import commands  # noqa: E402
+from megatron_compress.training.config import load_experiment  # noqa: E402
+from tests.training.published import CONFIGS, write_folder  # noqa: E402
+from tests.training.start import PACKAGE, python, run, torchrun  # noqa: E402
 
 
 @pytest.fixture
@@ -50,3 +57,23 @@ def test_prepare_import_and_check(text, source, config, tmp_path):
     said = _said(run(torchrun(2, *PACKAGE, "check-model", *arguments)))
     assert float(re.search(r"largest difference of a logit (\S+) ", said)[1]) < 2e-5
     assert re.search(r"held-out loss \d+\.\d{6} nats per token", said)
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "tokenizer", "reason"),
+    [
+        (96, None, "the tokenizer bytes has 256 tokens, but the model's vocab_size is 96; give the model's own"),
+        (256, None, "data.tokenizer is bytes, but the model of `init` was imported with .*source/tokenizer.json"),
+        (256, "other.json", "data.tokenizer is other.json, but the model of `init` was imported with"),
+        (256, "source/tokenizer.json", "no such file, and no folder with files in it"),  # the text; it has come so far
+    ],
+)
+def test_another_tokenizer_than_the_models_is_refused(
+    source, write_files, train_values, model_values, tmp_path, vocab_size, tokenizer, reason
+):
+    (tmp_path / "other.json").write_text((source / "tokenizer.json").read_text() + "\n")
+    train_values |= {"init": "source", "parallel": {}, "arms": []}
+    train_values["data"]["tokenizer"] = tokenizer
+    experiment = load_experiment(write_files(train_values, {**model_values, "vocab_size": vocab_size}))
+    with pytest.raises(ConfigError, match=reason):
+        commands.train(experiment, tmp_path / "out", None, tmp_path / "absent", False)

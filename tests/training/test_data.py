@@ -59,3 +59,10 @@ def test_missing_or_short_text_is_refused(text, tmp_path):
         load_corpus(tmp_path / "absent", 0.1, 32)
     with pytest.raises(ConfigError, match="too few"):
         load_corpus(text / "00.txt", 0.1, 4096)
+
+
+@pytest.mark.parametrize("name", ["empty.txt", "empty.jsonl"])
+def test_empty_text_is_refused(tmp_path, name):
+    (tmp_path / name).write_text("")
+    with pytest.raises(ConfigError, match=r"empty.*: [01] bytes are too few for one window of 32 \+ 1"):
+        load_corpus(tmp_path / name, 0.1, 32)
