@@ -80,7 +80,7 @@ def save(state: dict, folder: Path, step: int, keep: int) -> Path:
         still = f"{older} is as it was" if older else "there is no older one"
         free = shutil.disk_usage(folder).free / 1e6 if folder.exists() else 0
         raise CheckpointError(
-            f"{target} could not be written: {_cause(error)}; {free:,.0f} MB are free there; {still};"
+            f"{target} could not be written: {_cause(error)}; {free:,.0f} MB are free there now; {still};"
             " see to it and resume"
         ) from error
     return target
