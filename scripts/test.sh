@@ -2,7 +2,8 @@
 # Install, check style, run the tests. `--full` adds the slow tests; every argument goes to pytest.
 #
 # megatron-core has needed Python 3.12 since 0.17. Where there is one beside an older default, the tests of the hooks run
-# a second time, in .venv312 with that release, unless the arguments name the tests to run.
+# a second time, in .venv312 with that release (with --full those of the trainer too), unless the arguments name the
+# tests to run.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -38,5 +39,7 @@ export OMP_NUM_THREADS=1
 newer=$(find_312)
 if [[ -n $newer ]] && ! is_312 .venv/bin/python && ! names_tests "$@"; then
     PYTHON=$newer VENV=.venv312 bash scripts/install.sh
-    .venv312/bin/python -m pytest -q --durations=15 tests/hooks "$@"
+    again=(tests/hooks)
+    [[ " $* " == *" --full "* ]] && again+=(tests/training)
+    .venv312/bin/python -m pytest -q --durations=15 "${again[@]}" "$@"
 fi

@@ -71,7 +71,7 @@ def test_checkpoints_can_be_read_in_megatrons_own_way(out):
     assert tensors["embedding.word_embeddings.weight"].shape == (256, 64)
 
 
-@pytest.mark.parametrize("file", ["__0_0.distcp", "common.pt", ".metadata"])
+@pytest.mark.parametrize("file", ["__0_0.distcp", "metadata.json", ".metadata"])
 def test_a_damaged_file_is_named(experiment, corpus, out, file):
     path = _newest(out) / file
     content = bytearray(path.read_bytes())
