@@ -13,6 +13,8 @@ from megatron_compress import cpu
 
 cpu.apply()
 
+from megatron.core.dist_checkpointing.core import CheckpointingConfig  # noqa: E402
+
 from megatron_compress.training import checkpoint, distributed, state  # noqa: E402
 from megatron_compress.training.checkpoint import CheckpointError  # noqa: E402
 from megatron_compress.training.config import ArmConfig, ParallelConfig, load_experiment  # noqa: E402
@@ -137,6 +139,19 @@ def test_an_evil_object_among_the_ranks_states_cannot_run(experiment, corpus, ou
     with pytest.raises(CheckpointError, match="neither a tensor nor a plain value"):
         state.load(trainer, _newest(out))
     assert not proof.exists()
+
+
+@pytest.mark.skipif(
+    not hasattr(CheckpointingConfig, "common_backend"), reason="this release reads its own and older ones"
+)
+def test_a_checkpoint_of_a_later_megatron_is_refused(experiment, corpus, out):
+    """megatron-core 0.19.2 writes no common.pt."""
+    (_newest(out) / "common.pt").unlink()
+    _remade_manifest(_newest(out))
+    with pytest.raises(
+        CheckpointError, match=r"written by a later release of megatron-core, .* go on with that release"
+    ):
+        pretrain(experiment, corpus, ARM, out, resume=True)
 
 
 def test_another_model_is_refused(experiment, corpus, out, write_files, train_values, model_values):

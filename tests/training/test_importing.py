@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from ruamel.yaml import YAML
 from safetensors.numpy import load_file, save_file
 
 from megatron_compress import cpu
@@ -13,9 +14,11 @@ cpu.apply()
 from megatron_compress import strict_yaml  # noqa: E402
 from megatron_compress.strict_yaml import ConfigError  # noqa: E402
 from megatron_compress.training import checkpoint, distributed  # noqa: E402
-from megatron_compress.training.config import ParallelConfig  # noqa: E402
+from megatron_compress.training.config import ParallelConfig, load_experiment  # noqa: E402
+from megatron_compress.training.data import load_corpus  # noqa: E402
 from megatron_compress.training.importing import convert, reference  # noqa: E402
 from megatron_compress.training.importing.source import read_source  # noqa: E402
+from megatron_compress.training.loop import Trainer  # noqa: E402
 from megatron_compress.training.model_config import ModelConfig  # noqa: E402
 from tests.training.published import CONFIGS, LOGITS, TOKENS, write_folder, write_gguf  # noqa: E402
 
@@ -51,6 +54,26 @@ def test_heads_are_added_for_ranks_that_they_do_not_divide_by(tmp_path):
     assert _import(write_folder("qwen2", tmp_path / "qwen2"), tmp_path / "out", tensor=3) < 2e-5
     model = strict_yaml.load(tmp_path / "out/model.yaml", ModelConfig)
     assert (model.num_attention_heads, model.num_query_groups, model.head_dim) == (6, 3, 8)
+
+
+def test_no_gradient_reaches_the_added_heads(tmp_path, write_files, train_values):
+    """So they stay zero, and the model what it was, however long it is trained."""
+    convert.import_model(write_folder("qwen2", tmp_path / "qwen2"), tmp_path / "out", 3)
+    train_values |= {"init": "out", "parallel": {}, "arms": []}
+    model = YAML(typ="safe").load(tmp_path / "out/model.yaml")
+    (tmp_path / "digits.txt").write_text("".join(str(i * i) for i in range(1000)))  # bytes below 96
+    trainer = Trainer(load_experiment(write_files(train_values, model)), load_corpus(tmp_path / "digits.txt", 0.1, 32))
+    for step in (1, 2):
+        trainer.step(step)
+    seen = 0
+    for name, parameter in trainer.chunks[0].named_parameters():
+        for kind, dim in (("linear_qkv.weight", 0), ("linear_qkv.bias", 0), ("linear_proj.weight", 1)):
+            if name.endswith(kind):
+                seen += 1
+                for tensor in (parameter, parameter.main_grad):
+                    own, added = tensor.tensor_split([tensor.size(dim) * 2 // 3], dim)
+                    assert own.any() and not added.any(), name
+    assert seen == 6
 
 
 @pytest.mark.parametrize(
