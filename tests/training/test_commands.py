@@ -2,6 +2,7 @@
 
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from ruamel.yaml import YAML
@@ -43,13 +44,15 @@ def _said(done) -> str:
 
 
 def test_prepare_import_and_check(text, source, config, tmp_path):
-    imported = tmp_path / "imported"
-    said = _said(run(python(*PACKAGE, "import-model", "--source", source, "--out", imported)))
-    assert float(re.search(r"its logits are those of .* to (\S+)", said)[1]) < 2e-5
-
-    arguments = ["--text", text, "--tokenizer", imported / "tokenizer.json", "--out", tmp_path / "data/text"]
-    said = _said(run(python(*PACKAGE, "prepare", *arguments)))
-    assert f"wrote {tmp_path}/data/text.bin and {tmp_path}/data/text.idx: 40 documents, " in said
+    imported, data = tmp_path / "imported", tmp_path / "data/text"
+    starts = [
+        ["import-model", "--source", source, "--out", imported],
+        ["prepare", "--text", text, "--tokenizer", source / "tokenizer.json", "--out", data],
+    ]
+    with ThreadPoolExecutor() as pool:
+        said = [_said(done) for done in pool.map(lambda start: run(python(*PACKAGE, *start)), starts)]
+    assert float(re.search(r"its logits are those of .* to (\S+)", said[0])[1]) < 2e-5
+    assert f"wrote {data}.bin and {data}.idx: 40 documents, " in said[1]
     facts = json.loads((tmp_path / "data/text.json").read_text())
     assert facts["documents"] == 40 and facts["tokens"] == 40 * (4 + 100 + 1)
 
