@@ -2,8 +2,8 @@
 # Install, check style, run the tests. `--full` adds the slow tests; every argument goes to pytest.
 #
 # megatron-core has needed Python 3.12 since 0.17. Where there is one beside an older default, the tests of the hooks run
-# a second time, in .venv312 with that release, unless the arguments name the tests to run. torch of that environment may
-# have CUDA: with --full and nvcc, the CUDA sources are compiled.
+# a second time, in .venv312 with that release, unless the arguments name the tests to run; with --full those of the
+# trainer too, and the CUDA sources are compiled if torch there has CUDA and nvcc is installed.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -39,5 +39,7 @@ export OMP_NUM_THREADS=1
 newer=$(find_312)
 if [[ -n $newer ]] && ! is_312 .venv/bin/python && ! names_tests "$@"; then
     PYTHON=$newer VENV=.venv312 bash scripts/install.sh
-    .venv312/bin/python -m pytest -q --durations=15 tests/hooks tests/test_csrc.py "$@"
+    again=(tests/hooks)
+    [[ " $* " == *" --full "* ]] && again+=(tests/training tests/test_csrc.py)
+    .venv312/bin/python -m pytest -q --durations=15 "${again[@]}" "$@"
 fi

@@ -19,7 +19,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch.distributed as dist
+from megatron.core import __version__ as megatron_version
 from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing.core import CheckpointingConfig
 from torch.distributed.checkpoint.api import CheckpointException  # derives from BaseException
 
 from megatron_compress.training.safe_load import UnsafeFileError, check_metadata, weights_only
@@ -80,7 +82,7 @@ def save(state: dict, folder: Path, step: int, keep: int) -> Path:
         still = f"{older} is as it was" if older else "there is no older one"
         free = shutil.disk_usage(folder).free / 1e6 if folder.exists() else 0
         raise CheckpointError(
-            f"{target} could not be written: {_cause(error)}; {free:,.0f} MB are free there; {still};"
+            f"{target} could not be written: {_cause(error)}; {free:,.0f} MB are free there now; {still};"
             " see to it and resume"
         ) from error
     return target
@@ -93,6 +95,7 @@ def load(state: dict, path: Path) -> dict:
         CheckpointError: it is incomplete, damaged, not safe to read, or of another model.
     """
     _verify(path)
+    _check_release(path)
     try:
         check_metadata(path / ".metadata")
         with weights_only():
@@ -159,6 +162,15 @@ def _verify(path: Path) -> None:
     problems = [f"{path / name}: {problem}" for name, problem in sorted(_gather(mine).items()) if problem]
     if problems:
         raise CheckpointError("\n".join([*problems, _others(path.parent, path)]))
+
+
+def _check_release(path: Path) -> None:
+    """megatron-core (by 0.19.2) has moved plain values from common.pt to the tensors' files, and reads both."""
+    if hasattr(CheckpointingConfig, "common_backend") and not (path / "common.pt").is_file():
+        raise CheckpointError(
+            f"{path} was written by a later release of megatron-core, whose checkpoints {megatron_version} cannot read;"
+            " go on with that release"
+        )
 
 
 def _problem(file: Path, expected: dict) -> str | None:

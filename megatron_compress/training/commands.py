@@ -16,7 +16,7 @@ from megatron_compress.training.importing import convert
 from megatron_compress.training.importing.source import read_source
 from megatron_compress.training.loop import Trainer, pretrain
 from megatron_compress.training.prepared import Blend, load_blend, prepare
-from megatron_compress.training.tokenizer import load_tokenizer
+from megatron_compress.training.tokenizer import Tokenizer, digest_of, load_tokenizer
 
 
 def train(experiment: Experiment, out: Path, compress: Path | None, text: Path | None, resume: bool) -> int:
@@ -100,6 +100,7 @@ def _join_and_load(experiment: Experiment, text: Path | None, out: Path) -> Corp
             f"the tokenizer {tokenizer.name} has {tokenizer.vocab_size} tokens, but the model's vocab_size is"
             f" {experiment.model.vocab_size}; give the model's own tokenizer, or a model of that size"
         )
+    _check_tokenizer_of_init(experiment, tokenizer)
     parallel, deterministic = experiment.train.parallel, experiment.train.run.deterministic
     if text is None and config.prepared:
         distributed.initialize(parallel, deterministic)
@@ -109,3 +110,14 @@ def _join_and_load(experiment: Experiment, text: Path | None, out: Path) -> Corp
     corpus = load_corpus(text, config.held_out_fraction, config.sequence_length, tokenizer)
     distributed.initialize(parallel, deterministic)
     return corpus
+
+
+def _check_tokenizer_of_init(experiment: Experiment, tokenizer: Tokenizer) -> None:
+    """An imported model knows the tokens of the file that was imported with it."""
+    if experiment.train.init is None:
+        return
+    own = experiment.file(experiment.train.init) / "tokenizer.json"
+    if own.is_file() and digest_of(own.read_bytes()) != tokenizer.digest:
+        raise ConfigError(
+            f"data.tokenizer is {tokenizer.name}, but the model of `init` was imported with {own}; give it"
+        )

@@ -116,15 +116,6 @@ class TrainConfig(StrictModel):
         return self
 
     @model_validator(mode="after")
-    def _checkpoints_resume(self) -> TrainConfig:
-        if self.parallel.distributed_optimizer and self.run.save_every:
-            raise ValueError(
-                "run.save_every with parallel.distributed_optimizer: a resumed run would not repeat the uninterrupted "
-                "one, for torch's Adam is not read back in full; leave one of the two out"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _arms_are_comparable(self) -> TrainConfig:
         seen: list[str] = []
         for arm in self.arms:

@@ -10,10 +10,8 @@ from megatron.core import parallel_state, tensor_parallel
 from megatron.core.dist_checkpointing.mapping import ShardedObject
 
 from megatron_compress.hooks.active import get_active
-from megatron_compress.training import checkpoint
+from megatron_compress.training import checkpoint, optimizer_state
 from megatron_compress.training.identity import differences
-
-_OPTIMIZER_FORMAT = {"chained_optim_avoid_prefix": True}
 
 
 def save(trainer, step: int, folder: Path, keep: int) -> Path:
@@ -21,11 +19,12 @@ def save(trainer, step: int, folder: Path, keep: int) -> Path:
     model = _model(trainer.chunks)
     state = {
         **model,
-        "optimizer": trainer.optimizer.sharded_state_dict(model, metadata=_OPTIMIZER_FORMAT),
+        "optimizer": optimizer_state.sharded(trainer.optimizer, model),
         "scheduler": trainer.scheduler.state_dict(),
         "step": step,
         "experiment": trainer.identity,
         "layout": _layout(),
+        "distributed_optimizer": trainer.experiment.train.parallel.distributed_optimizer,
         "rank_state": _sharded(_rank_state()),
     }
     return checkpoint.save(state, folder, step, keep)
@@ -41,9 +40,13 @@ def load(trainer, path: Path) -> tuple[int, list[str]]:
     problems, remarks = differences(trainer.identity, facts["experiment"])
     if problems:
         raise checkpoint.CheckpointError(f"{path} is of another run: {'; '.join(problems)}")
+    theirs, mine = facts["distributed_optimizer"], trainer.experiment.train.parallel.distributed_optimizer
+    if theirs != mine:
+        raise checkpoint.CheckpointError(
+            f"{path} was saved with parallel.distributed_optimizer: {theirs}, but it is {mine} here; set it to {theirs}"
+        )
     model = _model(trainer.chunks)
-    optimizer = trainer.optimizer.sharded_state_dict(model, is_loading=True, metadata=_OPTIMIZER_FORMAT)
-    state = {**model, "optimizer": optimizer}
+    state = {**model, "optimizer": optimizer_state.sharded_to_load(trainer.optimizer, model)}
     same_layout = facts["layout"] == _layout()
     if same_layout:
         state["rank_state"] = _sharded({})
@@ -51,7 +54,7 @@ def load(trainer, path: Path) -> tuple[int, list[str]]:
         remarks.append("the layout of ranks differs, so random states start anew and losses will not repeat to the bit")
     loaded = checkpoint.load(state, path)
     _load_model(trainer.chunks, loaded)
-    trainer.optimizer.load_state_dict(loaded["optimizer"])
+    optimizer_state.load(trainer.optimizer, loaded["optimizer"])
     trainer.scheduler.load_state_dict(facts["scheduler"])
     if same_layout:
         remarks += _set_rank_state(loaded["rank_state"])

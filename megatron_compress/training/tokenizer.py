@@ -62,12 +62,16 @@ def load_tokenizer(file: Path | None, end_token: str | None = None) -> Tokenizer
     except Exception as error:  # the library raises plain Exception for whatever is wrong
         raise ConfigError(f"{file}: not a file of the `tokenizers` library: {error}") from None
     end = _end(file, model, end_token)
-    digest = hashlib.sha256(content).hexdigest()
 
     def encode(text: bytes) -> np.ndarray:
         return np.array(model.encode(text.decode("utf-8", "replace"), add_special_tokens=False).ids, dtype=np.int32)
 
-    return Tokenizer(file.name, model.get_vocab_size(), end, digest, "token", encode)
+    return Tokenizer(file.name, model.get_vocab_size(), end, digest_of(content), "token", encode)
+
+
+def digest_of(content: bytes) -> str:
+    """`Tokenizer.digest` of a file's content."""
+    return hashlib.sha256(content).hexdigest()
 
 
 def _end(file: Path, model, end_token: str | None) -> int:

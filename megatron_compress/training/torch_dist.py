@@ -29,6 +29,22 @@ class InProcessSave(TorchDistSaveShardedStrategy):
         by_key, _, _ = _replace_state_dict_keys_with_sharded_keys(sharded_state_dict, keep_only_main_replica=True)
         checkpoint.save(
             mcore_to_pyt_state_dict(by_key, False),
-            storage_writer=checkpoint.FileSystemWriter(checkpoint_dir, single_file_per_rank=True, overwrite=True),
+            storage_writer=_Writer(checkpoint_dir, single_file_per_rank=True, overwrite=True),
             planner=MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False),
         )
+
+
+class _Writer(checkpoint.FileSystemWriter):
+    def write_data(self, plan, planner):
+        """A write that fails leaves torch.save with a half-written archive, of which it complains instead."""
+        try:
+            return super().write_data(plan, planner)
+        except Exception as error:
+            raise _os_error(error) or error from None
+
+
+def _os_error(error: BaseException | None) -> OSError | None:
+    """The system's error that one came from, if there is one."""
+    while error is not None and not isinstance(error, OSError):
+        error = error.__cause__ or error.__context__
+    return error

@@ -55,3 +55,12 @@ def text(tmp_path) -> Path:
     for i in range(40):
         (folder / f"{i:02}.txt").write_text(f"document {i} counts: " + " ".join(str(i * j) for j in range(100)))
     return folder
+
+
+@pytest.fixture
+def saving_config(write_files, train_values, model_values) -> Path:
+    """A training file of two stages, with dropout, and a checkpoint every four steps."""
+    train_values["run"] |= {"save_every": 4, "evaluate_every": 4}
+    train_values["parallel"] = {"pipeline": 2}
+    train_values["arms"] = []
+    return write_files(train_values, {**model_values, "num_layers": 4, "dropout": 0.1})

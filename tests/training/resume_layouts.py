@@ -35,6 +35,7 @@ LAYOUTS = {
     "pipeline, compressed": ({"pipeline": 2}, {}, {"compress": str(_COMPRESS)}),
     "virtual pipeline": ({"pipeline": 2, "virtual_pipeline": 2}, {}, {}),
     "data": ({}, {}, {}),
+    "data, distributed optimizer, bf16": ({"distributed_optimizer": True}, {"precision": "bf16"}, {}),
     "tensor, bf16": ({"tensor": 2}, {"precision": "bf16"}, {}),
 }
 

@@ -4,6 +4,7 @@ import json
 import pickle
 import resource
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ import torch
 from megatron_compress import cpu
 
 cpu.apply()
+
+from megatron.core.dist_checkpointing.core import CheckpointingConfig  # noqa: E402
 
 from megatron_compress.training import checkpoint, distributed, state  # noqa: E402
 from megatron_compress.training.checkpoint import CheckpointError  # noqa: E402
@@ -70,7 +73,7 @@ def test_checkpoints_can_be_read_in_megatrons_own_way(out):
     assert tensors["embedding.word_embeddings.weight"].shape == (256, 64)
 
 
-@pytest.mark.parametrize("file", ["__0_0.distcp", "common.pt", ".metadata"])
+@pytest.mark.parametrize("file", ["__0_0.distcp", "metadata.json", ".metadata"])
 def test_a_damaged_file_is_named(experiment, corpus, out, file):
     path = _newest(out) / file
     content = bytearray(path.read_bytes())
@@ -138,9 +141,44 @@ def test_an_evil_object_among_the_ranks_states_cannot_run(experiment, corpus, ou
     assert not proof.exists()
 
 
+@pytest.mark.skipif(
+    not hasattr(CheckpointingConfig, "common_backend"), reason="this release reads its own and older ones"
+)
+def test_a_checkpoint_of_a_later_megatron_is_refused(experiment, corpus, out):
+    """megatron-core 0.19.2 writes no common.pt."""
+    (_newest(out) / "common.pt").unlink()
+    _remade_manifest(_newest(out))
+    with pytest.raises(
+        CheckpointError, match=r"written by a later release of megatron-core, .* go on with that release"
+    ):
+        pretrain(experiment, corpus, ARM, out, resume=True)
+
+
 def test_another_model_is_refused(experiment, corpus, out, write_files, train_values, model_values):
     other = load_experiment(write_files(train_values, {**model_values, "ffn_hidden_size": 64}))
     with pytest.raises(CheckpointError, match=r"of another run: model.ffn_hidden_size: 128 there, 64 here"):
+        pretrain(other, corpus, ARM, out, resume=True)
+
+
+def test_another_tokenizer_is_refused(experiment, corpus, out):
+    other = replace(corpus, tokenizer=replace(corpus.tokenizer, digest="of another file"))
+    with pytest.raises(CheckpointError, match=r"of another run: its tokenizer is another file than data\.tokenizer"):
+        pretrain(experiment, other, ARM, out, resume=True)
+
+
+def test_first_weights_that_are_not_there_are_named(experiment, corpus, write_files, train_values, model_values, out):
+    other = load_experiment(write_files({**train_values, "init": "absent"}, model_values))
+    with pytest.raises(CheckpointError, match=r"absent/manifest\.json: FileNotFoundError"):
+        Trainer(other, corpus)
+    wider = {**model_values, "hidden_size": 128}
+    other = load_experiment(write_files({**train_values, "init": "out/checkpoints"}, wider))
+    with pytest.raises(CheckpointError, match=r"step_00000008 does not fit this model"):
+        Trainer(other, corpus)
+
+
+def test_another_kind_of_optimizer_is_refused(corpus, out, write_files, train_values, model_values):
+    other = load_experiment(write_files({**train_values, "parallel": {"distributed_optimizer": True}}, model_values))
+    with pytest.raises(CheckpointError, match=r"was saved with parallel.distributed_optimizer: False, but it is True"):
         pretrain(other, corpus, ARM, out, resume=True)
 
 
@@ -151,7 +189,9 @@ def test_a_full_disk_loses_nothing(experiment, corpus, out):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, limits[1]))
     try:
-        with pytest.raises(CheckpointError, match=r"could not be written: .*MB are free .*step_00000008 is as it was"):
+        with pytest.raises(
+            CheckpointError, match=r"could not be written: OSError: .*File too large; .*step_00000008 is"
+        ):
             state.save(trainer, 9, out / "checkpoints", 2)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -65,10 +65,3 @@ def test_number_of_microbatches(write_files, train_values, model_values):
 def test_another_length_keeps_the_shape_of_the_schedule(write_files, train_values, model_values):
     train = load_experiment(write_files(train_values, model_values)).with_steps(20).train
     assert (train.run.steps, train.optimizer.warmup_steps) == (20, 5)
-
-
-def test_checkpoints_that_do_not_resume_are_refused(write_files, train_values, model_values):
-    train_values["parallel"] = {"distributed_optimizer": True}
-    train_values["run"]["save_every"] = 4
-    with pytest.raises(ConfigError, match="save_every with parallel"):
-        load_experiment(write_files(train_values, model_values))

@@ -39,6 +39,8 @@ def import_model(path: Path, out: Path, tensor_parallel_size: int) -> float:
     experiment = _experiment(model)
     chunks = build_model(experiment)
     _fill(chunks[0], megatron_weights(source, model))
+    if unread := source.unread():
+        raise ConfigError(f"{path}: megatron-core's model has no place for {', '.join(unread)}")
     difference = largest_difference(experiment, chunks, source)
     if not difference <= TOLERANCE:
         raise ConfigError(f"{path}: the imported model's logits differ from the source's by up to {difference:.1e}")
@@ -52,7 +54,8 @@ def import_model(path: Path, out: Path, tensor_parallel_size: int) -> float:
 
 def _experiment(model) -> Experiment:
     """Just enough of one to build a model on one rank."""
-    data = DataConfig(sequence_length=_CHECKED_TOKENS, micro_batch_size=1, global_batch_size=1, held_out_windows=1)
+    length = min(_CHECKED_TOKENS, model.max_positions or _CHECKED_TOKENS)
+    data = DataConfig(sequence_length=length, micro_batch_size=1, global_batch_size=1, held_out_windows=1)
     optimizer = OptimizerConfig(lr=1.0, min_lr=0.0, warmup_steps=0)
     train = TrainConfig(model="model.yaml", data=data, optimizer=optimizer, run=RunConfig(steps=1))
     return Experiment(train, model, Path())

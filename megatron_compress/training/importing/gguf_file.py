@@ -13,8 +13,8 @@ from megatron_compress.training.importing.gguf_tokenizer import tokenizer_of
 from megatron_compress.training.importing.source import Source
 from megatron_compress.training.model_config import ModelConfig
 
-_ARCHITECTURES = ("llama", "qwen2", "qwen3")
-_TOP = {"token_embd": "embed_tokens", "output_norm": "norm", "output": "lm_head"}
+_ARCHITECTURES = ("llama", "qwen2", "qwen3", "gpt2")
+_TOP = {"token_embd": "embed_tokens", "position_embd": "embed_positions", "output_norm": "norm", "output": "lm_head"}
 _LAYER = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -42,52 +42,88 @@ def read(path: Path) -> Source:
     model, architecture = _model(path, reader, names)
     weights = {}
     for tensor in reader.tensors:
-        name = _name(tensor.name)
-        if name is not None:
-            weights[name] = _reader(tensor, _heads_to_undo(architecture, name, model))
+        weights |= _weights(tensor, architecture, model)
     return Source(path, model, weights, tokenizer_of(reader))
 
 
 def _model(path: Path, reader, names: set[str]) -> tuple[ModelConfig, str]:
-    def field(key: str, default=None):
-        return reader.fields[key].contents() if key in reader.fields else default
+    def field(key: str, *default):
+        if key in reader.fields:
+            return reader.fields[key].contents()
+        if default:
+            return default[0]
+        raise ConfigError(f"{path}: its header has no {key}")
 
-    architecture = field("general.architecture")
-    if architecture not in _ARCHITECTURES:
-        raise ConfigError(f"{path}: holds a {architecture} model; known here: {', '.join(_ARCHITECTURES)}")
-    if f"{architecture}.rope.scaling.type" in reader.fields or "rope_freqs.weight" in names:
+    a = field("general.architecture")
+    if a not in _ARCHITECTURES:
+        raise ConfigError(f"{path}: holds a {a} model; known here: {', '.join(_ARCHITECTURES)}")
+    if f"{a}.rope.scaling.type" in reader.fields or "rope_freqs.weight" in names:
         raise ConfigError(f"{path}: stretches its rotary embedding; import it from safetensors, which say how")
-    a = architecture
     hidden, heads = field(f"{a}.embedding_length"), field(f"{a}.attention.head_count")
-    head_dim = field(f"{a}.attention.key_length", hidden // heads)
-    model = ModelConfig(
-        vocab_size=len(field("tokenizer.ggml.tokens")),
-        num_layers=field(f"{a}.block_count"),
-        hidden_size=hidden,
-        ffn_hidden_size=field(f"{a}.feed_forward_length"),
-        num_attention_heads=heads,
-        num_query_groups=field(f"{a}.attention.head_count_kv", heads),
-        head_dim=head_dim,
-        normalization="RMSNorm",
-        activation="swiglu",
-        position_embedding="rope",
-        linear_bias=False,
-        qkv_bias="blk.0.attn_q.bias" in names,
-        qk_norm="blk.0.attn_q_norm.weight" in names,
-        tied_embeddings="output.weight" not in names,
-        rotary_base=int(field(f"{a}.rope.freq_base", 10_000)),
-        norm_epsilon=float(f"{field(f'{a}.attention.layer_norm_rms_epsilon'):.6g}"),  # it was stored in float32
-    )
-    return model, architecture
+    common = {
+        "vocab_size": len(field("tokenizer.ggml.tokens")),
+        "num_layers": field(f"{a}.block_count"),
+        "hidden_size": hidden,
+        "ffn_hidden_size": field(f"{a}.feed_forward_length"),
+        "num_attention_heads": heads,
+        "num_query_groups": field(f"{a}.attention.head_count_kv", heads),
+        "head_dim": field(f"{a}.attention.key_length", hidden // heads),
+        "tied_embeddings": "output.weight" not in names,
+    }
+    kind = _gpt2_kind(field) if a == "gpt2" else _llama_kind(field, a, names)
+    return ModelConfig(**common, **kind), a
 
 
-def _name(name: str) -> str | None:
-    """As `Source` has it; None for what is no weight."""
+def _llama_kind(field: Callable, architecture: str, names: set[str]) -> dict:
+    return {
+        "normalization": "RMSNorm",
+        "activation": "swiglu",
+        "position_embedding": "rope",
+        "linear_bias": False,
+        "qkv_bias": "blk.0.attn_q.bias" in names,
+        "qk_norm": "blk.0.attn_q_norm.weight" in names,
+        "rotary_base": int(field(f"{architecture}.rope.freq_base", 10_000)),
+        "norm_epsilon": _decimal(field(f"{architecture}.attention.layer_norm_rms_epsilon")),
+    }
+
+
+def _gpt2_kind(field: Callable) -> dict:
+    return {
+        "normalization": "LayerNorm",
+        "activation": "gelu_tanh",
+        "position_embedding": "learned",
+        "max_positions": field("gpt2.context_length"),
+        "linear_bias": True,
+        "norm_epsilon": _decimal(field("gpt2.attention.layer_norm_epsilon")),
+    }
+
+
+def _decimal(value: float) -> float:
+    """What was meant by a number that was stored in float32."""
+    return float(f"{value:.6g}")
+
+
+def _weights(tensor, architecture: str, model: ModelConfig) -> dict[str, Callable[[], torch.Tensor]]:
+    """What a tensor holds, under the names of `Source`."""
+    block, _, part = tensor.name.removeprefix("blk.").partition(".")
+    if part.startswith("attn_qkv."):
+        kind = part.removeprefix("attn_qkv.")
+        return {f"layers.{block}.self_attn.{p}_proj.{kind}": _third(tensor, i) for i, p in enumerate("qkv")}
+    name = _name(tensor.name)
+    return {name: _reader(tensor, _heads_to_undo(architecture, name, model))}
+
+
+def _third(tensor, i: int) -> Callable[[], torch.Tensor]:
+    return lambda: _reader(tensor, None)().chunk(3)[i]
+
+
+def _name(name: str) -> str:
+    """As `Source` has it; what is not known here stays as it is, and nobody will read it."""
     part, _, kind = name.rpartition(".")
     if part in _TOP:
         return f"{_TOP[part]}.{kind}"
     block, _, part = part.partition(".")[2].partition(".")
-    return f"layers.{block}.{_LAYER[part]}.{kind}" if part in _LAYER else None
+    return f"layers.{block}.{_LAYER[part]}.{kind}" if part in _LAYER else name
 
 
 def _heads_to_undo(architecture: str, name: str, model: ModelConfig) -> int | None:

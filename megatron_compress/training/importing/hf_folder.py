@@ -13,6 +13,8 @@ from megatron_compress.training.importing.source import Source
 from megatron_compress.training.model_config import ModelConfig
 
 _LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3")
+_FREQUENCIES = "rotary_emb.inv_freq"
+_LLAMA3 = {"low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 8192}
 _GPT2 = {
     "wte": "embed_tokens",
     "wpe": "embed_positions",
@@ -35,13 +37,14 @@ def read(path: Path) -> Source:
         ) from None
     files = _weights(path)
     kind = config.get("model_type")
-    if kind == "gpt2":
-        model, weights = _gpt2_model(config), _gpt2_weights(files)
-    elif kind in _LLAMA_LIKE:
-        model = _llama_model(path, config)
-        weights = {name.removeprefix("model."): get for name, get in files.items()}
-    else:
+    if kind != "gpt2" and kind not in _LLAMA_LIKE:
         raise ConfigError(f"{path}: holds a {kind} model; known here: gpt2, {', '.join(_LLAMA_LIKE)}")
+    _refuse_variants(path, config)
+    try:
+        model = _gpt2_model(config) if kind == "gpt2" else _llama_model(config)
+    except KeyError as error:
+        raise ConfigError(f"{path / 'config.json'}: has no {error}, which a {kind} model needs") from None
+    weights = _gpt2_weights(files) if kind == "gpt2" else _llama_weights(files, model)
     tokenizer = path / "tokenizer.json"
     return Source(path, model, weights, tokenizer.read_text() if tokenizer.is_file() else None)
 
@@ -66,12 +69,30 @@ def _reader(opened, name: str) -> Callable[[], torch.Tensor]:
     return lambda: opened.get_tensor(name).float()
 
 
-def _llama_model(path: Path, config: dict) -> ModelConfig:
-    kind, heads = config["model_type"], config["num_attention_heads"]
+def _refuse_variants(path: Path, config: dict) -> None:
+    """What changes a model's results and is not known here."""
+    rope, windows = _rope(config), config["model_type"] == "mistral" and config.get("sliding_window") is not None
+    known = {
+        "rotary embedding": (rope["rope_type"], ("default", "llama3")),
+        "activation": (config.get("hidden_act", "silu"), ("silu", "swish")),
+        "activation_function": (config.get("activation_function", "gelu_new"), ("gelu_new", "gelu_pytorch_tanh")),
+        "use_sliding_window": (config.get("use_sliding_window", windows), (False,)),
+        "scale_attn_by_inverse_layer_idx": (config.get("scale_attn_by_inverse_layer_idx", False), (False,)),
+    }
+    if rope["rope_type"] == "llama3":  # megatron-core has these numbers built in
+        known |= {key: (rope.get(key), (value,)) for key, value in _LLAMA3.items()}
+    for name, (value, values) in known.items():
+        if value not in values:
+            raise ConfigError(f"{path}: its {name} is {value!r}; known here: {', '.join(map(repr, values))}")
+
+
+def _rope(config: dict) -> dict:
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    rope_type = rope.get("rope_type", rope.get("type", "default"))
-    if rope_type not in ("default", "llama3") or config.get("use_sliding_window"):
-        raise ConfigError(f"{path}: rotary embedding {rope_type!r} or sliding windows are not known here")
+    return {**rope, "rope_type": rope.get("rope_type", rope.get("type", "default"))}
+
+
+def _llama_model(config: dict) -> ModelConfig:
+    kind, heads, rope = config["model_type"], config["num_attention_heads"], _rope(config)
     return ModelConfig(
         vocab_size=config["vocab_size"],
         num_layers=config["num_hidden_layers"],
@@ -88,9 +109,19 @@ def _llama_model(path: Path, config: dict) -> ModelConfig:
         qk_norm=kind == "qwen3",
         tied_embeddings=bool(config.get("tie_word_embeddings")),
         rotary_base=int(rope.get("rope_theta") or config.get("rope_theta", 10_000)),
-        rotary_scaling_factor=float(rope["factor"]) if rope_type == "llama3" else None,
+        rotary_scaling_factor=float(rope["factor"]) if rope["rope_type"] == "llama3" else None,
         norm_epsilon=config["rms_norm_eps"],
     )
+
+
+def _llama_weights(
+    files: dict[str, Callable[[], torch.Tensor]], model: ModelConfig
+) -> dict[str, Callable[[], torch.Tensor]]:
+    """Without what older files repeat: the rotary embedding's frequencies, and a head that is the embedding."""
+    weights = {name.removeprefix("model."): get for name, get in files.items() if not name.endswith(_FREQUENCIES)}
+    if model.tied_embeddings:
+        weights.pop("lm_head.weight", None)
+    return weights
 
 
 def _gpt2_model(config: dict) -> ModelConfig:

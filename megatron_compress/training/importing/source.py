@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from pydantic import ValidationError
 
 from megatron_compress.strict_yaml import ConfigError
 from megatron_compress.training.model_config import ModelConfig
@@ -27,6 +28,11 @@ class Source:
     model: ModelConfig
     weights: dict[str, Callable[[], torch.Tensor]]
     tokenizer: str | None
+    _read: set[str] = field(default_factory=set)
+
+    def unread(self) -> list[str]:
+        """Weights that nobody has asked for."""
+        return sorted(self.weights.keys() - self._read)
 
     def read(self, name: str) -> torch.Tensor:
         """One weight.
@@ -36,6 +42,7 @@ class Source:
         """
         if name not in self.weights:
             raise ConfigError(f"{self.path}: has no weight {name}, which a model of its kind needs")
+        self._read.add(name)
         return self.weights[name]()
 
 
@@ -47,8 +54,11 @@ def read_source(path: Path) -> Source:
     """
     from megatron_compress.training.importing import gguf_file, hf_folder
 
-    if path.is_dir():
-        return hf_folder.read(path)
-    if path.is_file() and path.suffix == ".gguf":
-        return gguf_file.read(path)
+    try:
+        if path.is_dir():
+            return hf_folder.read(path)
+        if path.is_file() and path.suffix == ".gguf":
+            return gguf_file.read(path)
+    except ValidationError as error:
+        raise ConfigError(f"{path}: describes a model that is not known here: {error}") from None
     raise ConfigError(f"{path}: neither a .gguf file nor a folder with config.json and .safetensors files")
