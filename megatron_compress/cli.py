@@ -93,6 +93,22 @@ def check_model(config: ConfigFile, source: Source, out: Out, text: Text = None)
     distributed.run_and_exit(lambda: commands.check_model(commands.read(config), source, out, text))
 
 
+@app.command()
+def netbed(
+    command: Annotated[list[str], typer.Argument(help="A torchrun script, as scripts/pretrain.sh, after `--`.")],
+    nodes: Annotated[int, typer.Option(help="How many, in a chain.")],
+    rate: Annotated[str, typer.Option(help="Of every link in each direction: 100mbit, say.")],
+    delay: Annotated[str | None, typer.Option(help="Of every link in each direction: 10ms, say.")] = None,
+) -> None:
+    """Run COMMAND on several nodes of a slow network, which are network namespaces of this machine. Needs root.
+
+    Each is told NNODES, NODE_RANK, MASTER_ADDR, MASTER_PORT, its network interface and its share of the GPUs.
+    """
+    from megatron_compress.netbed import commands
+
+    commands.run(nodes, rate, delay, command)
+
+
 @bench.command("kernels")
 def bench_kernels(
     out: Annotated[Path | None, typer.Option(help="JSON file to write.")] = None,
