@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 import torch
@@ -12,6 +13,9 @@ import torch.distributed as dist
 from megatron_compress.collectives.work import Work
 from megatron_compress.peers import Watch
 from megatron_compress.session import Session
+
+if TYPE_CHECKING:  # it imports megatron-core
+    from megatron_compress.hooks.overlap import Overlap
 
 
 class NotInstalledError(RuntimeError):
@@ -29,6 +33,7 @@ class Active:
         pipeline_group: the one that the schedule was called with; None where Megatron's `parallel_state` has it.
         exchanged: slots of the pipeline functions that were used in the current schedule call.
         checked: model chunks whose layers the rules were found to reach.
+        overlap: the current schedule call's transfers, where they leave its critical path.
         sends: transfers that the current schedule call started, kept until they have ended.
     """
 
@@ -39,6 +44,7 @@ class Active:
     tensor_groups: set[dist.ProcessGroup] = field(default_factory=set)
     pipeline_group: dist.ProcessGroup | None = None
     exchanged: set[str] = field(default_factory=set)
+    overlap: Overlap | None = None
     sends: list[Work] = field(default_factory=list)
     checked: WeakSet[torch.nn.Module] = field(default_factory=WeakSet)
 

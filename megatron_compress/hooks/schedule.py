@@ -7,14 +7,16 @@ from collections.abc import Callable
 from megatron.core.utils import get_model_config
 
 from megatron_compress.hooks import active, groups, pipeline
+from megatron_compress.hooks.overlap import Overlap
 from megatron_compress.hooks.refusals import refuse_bypassed, refuse_communicator, refuse_layers, refuse_unsupported
 
 
-def schedule(original: Callable, pipelined: bool = True) -> Callable:
+def schedule(original: Callable, pipelined: bool = True, overlapping: bool = False) -> Callable:
     """Wrap a schedule: check what it is called with, see all its sends end, count training steps (`first_step`).
 
     Args:
         pipelined: whether the schedule is one with pipeline messages.
+        overlapping: whether these may leave its critical path (`hooks.overlap`).
     """
 
     def forward_backward(*args, **kwargs):
@@ -23,6 +25,7 @@ def schedule(original: Callable, pipelined: bool = True) -> Callable:
         _check(session.config, **kwargs)
         current.exchanged.clear()
         current.sends.clear()
+        current.overlap = Overlap.of(groups.pipeline_group(), **kwargs) if overlapping else None
         try:
             result = original(*args, **kwargs)
             pipeline.finish_sends()
@@ -30,6 +33,8 @@ def schedule(original: Callable, pipelined: bool = True) -> Callable:
             # A lost peer shows as a closed connection somewhere; say which rank it was.
             current.watch.explain(error)
             raise
+        finally:
+            current.overlap = None
         if pipelined:
             refuse_bypassed(groups.pipeline_group(), current.exchanged, evaluating)
         # Evaluation uses the same rules and advances nothing (DESIGN D12).
