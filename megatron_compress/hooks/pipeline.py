@@ -37,10 +37,11 @@ def p2p_ops(original: Callable) -> Callable:
         for slot, tensor in tensors.items():
             if tensor is None or not compressible(tensor):
                 continue
-            active.installed().exchanged.add(slot)
+            place = _place(slot, group, active.installed().exchanged[slot])
+            active.installed().exchanged[slot] += 1
             if slot.startswith("tensor_send"):
-                buffers[slot] = _outgoing(tensor, _place(slot, group))
-            elif arriving := _incoming(tensor, _place(slot, group)):
+                buffers[slot] = _outgoing(tensor, place)
+            elif arriving := _incoming(tensor, place):
                 incoming[slot] = arriving
                 buffers[slot] = arriving.payload
         call = partial(
@@ -69,7 +70,7 @@ def _overlapped(
 
     def expected(slot: str) -> torch.Tensor:
         like = next(tensor for tensor in tensors.values() if tensor is not None)
-        arriving = _incoming(like, _place(slot, group))
+        arriving = _incoming(like, _place(slot, group, 0))
         return arriving.payload if arriving else like
 
     overlap.begin(post, expected)
@@ -81,9 +82,9 @@ def _overlapped(
     return works if isinstance(nothing, dict) else list(works.values())
 
 
-def _place(slot: str, group: dist.ProcessGroup) -> Place:
+def _place(slot: str, group: dist.ProcessGroup, index: int) -> Place:
     direction, distance = _SLOTS[slot]
-    return Place("pipeline", direction, "boundary", (group.rank() + distance) % group.size())
+    return Place("pipeline", direction, "boundary", (group.rank() + distance) % group.size(), index)
 
 
 def _outgoing(tensor: torch.Tensor, place: Place) -> torch.Tensor:

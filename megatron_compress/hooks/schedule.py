@@ -8,7 +8,13 @@ from megatron.core.utils import get_model_config
 
 from megatron_compress.hooks import active, groups, pipeline
 from megatron_compress.hooks.overlap import Overlap
-from megatron_compress.hooks.refusals import refuse_bypassed, refuse_communicator, refuse_layers, refuse_unsupported
+from megatron_compress.hooks.refusals import (
+    refuse_bypassed,
+    refuse_communicator,
+    refuse_layers,
+    refuse_unknown_samples,
+    refuse_unsupported,
+)
 
 
 def schedule(original: Callable, pipelined: bool = True, overlapping: bool = False) -> Callable:
@@ -23,6 +29,9 @@ def schedule(original: Callable, pipelined: bool = True, overlapping: bool = Fal
         session, current = active.session(), active.installed()
         evaluating = kwargs.get("forward_only", False)
         _check(session.config, **kwargs)
+        if session.config.remembers and not evaluating:
+            refuse_unknown_samples(session.samples, kwargs["num_microbatches"])
+        session.evaluating = evaluating
         current.exchanged.clear()
         current.sends.clear()
         current.overlap = Overlap.of(groups.pipeline_group(), **kwargs) if overlapping else None
@@ -34,9 +43,9 @@ def schedule(original: Callable, pipelined: bool = True, overlapping: bool = Fal
             current.watch.explain(error)
             raise
         finally:
-            current.overlap = None
+            current.overlap, session.samples = None, None
         if pipelined:
-            refuse_bypassed(groups.pipeline_group(), current.exchanged, evaluating)
+            refuse_bypassed(groups.pipeline_group(), set(current.exchanged), evaluating)
         # Evaluation uses the same rules and advances nothing (DESIGN D12).
         if not evaluating:
             session.step += 1

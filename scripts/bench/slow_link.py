@@ -24,14 +24,14 @@ from megatron_compress.training.provenance import provenance
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "configs/train/slow_link.yaml"
 ARMS = {"plain": None, "identity": "identity", "compressed": "tah_quant"}
-FREE = "10gbit"  # far more than the two stages can send
+FREE = "1gbit"  # far more than the two stages can send
 WARM_UP = 2  # steps that do not count
 MICROBATCHES = 8  # of a step, in CONFIG
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rates", default="20mbit", help="separated by commas")
+    parser.add_argument("--rates", default="2mbit,5mbit,20mbit", help="separated by commas")
     parser.add_argument("--out", type=Path, required=True, help="folder; writes slow_link.json")
     arguments = parser.parse_args()
     free = {name: _run(arguments.out, FREE, name) for name in ARMS}
@@ -48,7 +48,17 @@ def _run(out: Path, rate: str, name: str) -> dict:
     """Seconds of the median step, and bytes that a step sends in each direction."""
     folder = out / f"{rate}_{name}"
     compress = ARMS[name] and ["--compress", ROOT / f"configs/compress/{ARMS[name]}.yaml"]
-    train = ["bash", ROOT / "scripts/pretrain.sh", "--config", CONFIG, "--out", folder, *(compress or [])]
+    train = [
+        "bash",
+        ROOT / "scripts/pretrain.sh",
+        "--config",
+        CONFIG,
+        "--steps",
+        "6",
+        "--out",
+        folder,
+        *(compress or []),
+    ]
     bed = [sys.executable, "-m", "megatron_compress", "netbed", "--nodes", "2", "--rate", rate, "--"]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"}
     environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
@@ -58,7 +68,7 @@ def _run(out: Path, rate: str, name: str) -> dict:
     results = json.loads((folder / "results.json").read_text())
     seconds = [step["seconds"] for step in results["arms"][0]["steps"][WARM_UP:]]
     sent = [int(count.replace(",", "")) for count in re.findall(r": ([\d,]+) bytes sent", done.stderr)]
-    rates = [float(value) for value in re.findall(r": ([\d.]+) Mbit/s of payload", done.stderr)]
+    rates = [float(value.replace(",", "")) for value in re.findall(r": ([\d.,]+) Mbit/s of payload", done.stderr)]
     steps = len(results["arms"][0]["steps"]) + 0.5 * (4 / 16)  # and an evaluation, a quarter of a step, forward only
     return {
         "seconds": statistics.median(seconds),
