@@ -12,21 +12,22 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import statistics
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from megatron_compress.netbed.units import rate as parse_rate
+from megatron_compress.planner.schedule import message_seconds
 from megatron_compress.training.provenance import provenance
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "configs/train/slow_link.yaml"
-ARMS = {"plain": None, "identity": "identity", "compressed": "tah_quant"}
+ARMS = {"identity": "identity", "plain": None, "compressed": "tah_quant"}
 FREE = "1gbit"  # far more than the two stages can send
-WARM_UP = 2  # steps that do not count
-MICROBATCHES = 8  # of a step, in CONFIG
+STEPS, WARM_UP = 6, 2  # of a run, and how many of them do not count
+MICROBATCHES, EVALUATED = 8, 2  # of a step, and of the evaluation at the end, in CONFIG
 
 
 def main() -> None:
@@ -34,69 +35,55 @@ def main() -> None:
     parser.add_argument("--rates", default="2mbit,5mbit,20mbit", help="separated by commas")
     parser.add_argument("--out", type=Path, required=True, help="folder; writes slow_link.json")
     arguments = parser.parse_args()
-    free = {name: _run(arguments.out, FREE, name) for name in ARMS}
-    cells = []
-    for rate in arguments.rates.split(","):
-        runs = {name: _run(arguments.out, rate, name) for name in ARMS}
-        cells += [_cell(rate, name, run, runs, free) for name, run in runs.items()]
+    runs = {rate: {name: _run(rate, name) for name in ARMS} for rate in (FREE, *arguments.rates.split(","))}
+    cells = [_cell(rate, name, runs) for rate in runs if rate != FREE for name in ARMS]
     for cell in cells:
-        print(" ".join(f"{key} {value:.3g}" if isinstance(value, float) else f"{value}" for key, value in cell.items()))
-    (arguments.out / "slow_link.json").write_text(json.dumps({**provenance(), "free": free, "cells": cells}, indent=1))
+        print(", ".join(f"{key} {value:.3g}" if isinstance(value, float) else value for key, value in cell.items()))
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    (arguments.out / "slow_link.json").write_text(json.dumps({**provenance(), "runs": runs, "cells": cells}, indent=1))
 
 
-def _run(out: Path, rate: str, name: str) -> dict:
-    """Seconds of the median step, and bytes that a step sends in each direction."""
-    folder = out / f"{rate}_{name}"
-    compress = ARMS[name] and ["--compress", ROOT / f"configs/compress/{ARMS[name]}.yaml"]
-    train = [
-        "bash",
-        ROOT / "scripts/pretrain.sh",
-        "--config",
-        CONFIG,
-        "--steps",
-        "6",
-        "--out",
-        folder,
-        *(compress or []),
-    ]
-    bed = [sys.executable, "-m", "megatron_compress", "netbed", "--nodes", "2", "--rate", rate, "--"]
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"}
-    environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
-    done = subprocess.run([*bed, *train], capture_output=True, text=True, env=environment)
-    if done.returncode:
-        sys.exit(done.stderr)
-    results = json.loads((folder / "results.json").read_text())
-    seconds = [step["seconds"] for step in results["arms"][0]["steps"][WARM_UP:]]
-    sent = [int(count.replace(",", "")) for count in re.findall(r": ([\d,]+) bytes sent", done.stderr)]
-    rates = [float(value.replace(",", "")) for value in re.findall(r": ([\d.,]+) Mbit/s of payload", done.stderr)]
-    steps = len(results["arms"][0]["steps"]) + 0.5 * (4 / 16)  # and an evaluation, a quarter of a step, forward only
-    return {
-        "seconds": statistics.median(seconds),
-        "forward_bytes": sent[0] / steps,
-        "backward_bytes": sent[1] / steps,
-        "achieved_mbit": min(rates),
-    }
+def _run(rate: str, name: str) -> dict:
+    """Seconds of the median step, and the bytes of a message in each direction where the hooks count them."""
+    with tempfile.TemporaryDirectory() as folder:
+        compress = ["--compress", ROOT / f"configs/compress/{ARMS[name]}.yaml"] if ARMS[name] else []
+        train = ["bash", ROOT / "scripts/pretrain.sh", "--config", CONFIG, "--steps", STEPS, "--out", folder, *compress]
+        bed = [sys.executable, "-m", "megatron_compress", "netbed", "--nodes", "2", "--rate", rate, "--"]
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"}
+        environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
+        done = subprocess.run([*map(str, [*bed, *train])], capture_output=True, text=True, env=environment)
+        if done.returncode:
+            sys.exit(done.stderr)
+        (arm,) = json.loads((Path(folder) / "results.json").read_text())["arms"]
+    seconds = [step["seconds"] for step in arm["steps"]]
+    result = {"seconds": statistics.median(seconds[WARM_UP:]), "steps": seconds, "netbed": done.stderr.splitlines()}
+    if arm["report"]:
+        totals = {total["direction"]: total["wire_bytes"] for total in arm["report"]["totals"]}
+        result["forward"] = totals["forward"] // (STEPS * MICROBATCHES + EVALUATED)
+        result["backward"] = totals["backward"] // (STEPS * MICROBATCHES)
+    print(rate, name, f"{result['seconds']:.2f} s a step", file=sys.stderr)
+    return result
 
 
-def _cell(rate: str, name: str, run: dict, runs: dict, free: dict) -> dict:
-    """One arm at one rate. The bound: the larger of compute and the slower direction, and a message to fill the pipe
-    and another to drain it."""
-    bits = parse_rate(rate)
-    wire = [8 * run[f"{direction}_bytes"] / bits for direction in ("forward", "backward")]
-    bound = max(free[name]["seconds"], *wire) + sum(wire) / MICROBATCHES
-    plain = runs["plain"]
+def _cell(rate: str, name: str, runs: dict) -> dict:
+    """One arm at one rate. The bound: the larger of compute and the slower direction of the link for all microbatches,
+    and a message in each direction to fill the pipe and drain it."""
+    plain, counted = runs[rate]["plain"], "identity" if name == "plain" else name
+    sizes = [runs[rate][counted][direction] for direction in ("forward", "backward")]
+    messages = [message_seconds(size, parse_rate(rate)) for size in sizes]
+    seconds, compute = runs[rate][name]["seconds"], runs[FREE][name]["seconds"]
+    bound = max(compute, *(MICROBATCHES * message for message in messages)) + sum(messages)
     return {
         "rate": rate,
         "arm": name,
-        "seconds": run["seconds"],
-        "compute_seconds": free[name]["seconds"],
-        "forward_seconds": wire[0],
-        "backward_seconds": wire[1],
+        "seconds": seconds,
+        "compute_seconds": compute,
+        "forward_bytes": float(sizes[0]),
+        "backward_bytes": float(sizes[1]),
         "bound_seconds": bound,
-        "of_bound": bound / run["seconds"],
-        "speed_up": plain["seconds"] / run["seconds"],
-        "bytes_ratio": max(plain["forward_bytes"], plain["backward_bytes"])
-        / max(run["forward_bytes"], run["backward_bytes"]),
+        "of_bound": bound / seconds,
+        "speed_up": plain["seconds"] / seconds,
+        "bytes_ratio": runs[rate]["identity"]["backward"] / max(sizes),
     }
 
 
