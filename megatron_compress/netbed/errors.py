@@ -12,12 +12,12 @@ class BedError(RuntimeError):
 
 
 @contextmanager
-def explained(what: str, module: str) -> Iterator[None]:
+def explained(what: str, module: str | None = None) -> Iterator[None]:
     """Say what a refusal of the kernel means.
 
     Args:
         what: is being made.
-        module: of the kernel that makes it.
+        module: of the kernel that makes it, if it is one that can be loaded.
     """
     from pyroute2.netlink.exceptions import NetlinkError
 
@@ -31,7 +31,6 @@ def explained(what: str, module: str) -> Iterator[None]:
                 "(CAP_SYS_ADMIN and CAP_NET_ADMIN)"
             ) from error
         if code in (errno.ENOENT, errno.EOPNOTSUPP):
-            raise BedError(
-                f"this kernel cannot make {what}: load its module (modprobe {module}), or use a machine that has it"
-            ) from error
+            load = f"load its module (modprobe {module}), or " if module else ""
+            raise BedError(f"this kernel cannot make {what}: {load}use a machine that can") from error
         raise BedError(f"making {what}: {error}") from error

@@ -23,7 +23,7 @@ def create(name: str) -> None:
     """Raises:
     BedError: not permitted.
     """
-    with explained("a network namespace", "none: CONFIG_NET_NS"):
+    with explained("a network namespace"):
         netns.create(name)
 
 

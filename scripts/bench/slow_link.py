@@ -32,7 +32,7 @@ MICROBATCHES, EVALUATED = 8, 2  # of a step, and of the evaluation at the end, i
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rates", default="2mbit,5mbit,20mbit", help="separated by commas")
+    parser.add_argument("--rates", default="1mbit,5mbit,20mbit", help="separated by commas")
     parser.add_argument("--out", type=Path, required=True, help="folder; writes slow_link.json")
     arguments = parser.parse_args()
     runs = {rate: {name: _run(rate, name) for name in ARMS} for rate in (FREE, *arguments.rates.split(","))}

@@ -15,7 +15,13 @@ def _layout(tensor, pipeline, data=1, **more):
     return {"tensor": tensor, "pipeline": pipeline, "data": data, "epoch_windows": windows, **more}
 
 
-@pytest.mark.parametrize("layout", [_layout(1, 4), _layout(2, 2, sequence_parallel=True), _layout(1, 2, data=2)])
+def _full(layout):
+    return pytest.param(layout, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(
+    "layout", [_layout(1, 4), _full(_layout(2, 2, sequence_parallel=True)), _full(_layout(1, 2, data=2))]
+)
 def test_both_ends_of_every_link_remember_the_same(four, layout):
     steps = STEPS_PER_EPOCH * EPOCHS
     plain, mine = (four.run(runs.run, layout, compress, steps, world_size=4) for compress in (None, AQ_SGD))

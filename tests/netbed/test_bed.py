@@ -65,6 +65,7 @@ def test_the_links_of_a_chain_carry_their_rate_and_no_more():
     assert seconds > 8 * 2 * SIZE / RATE
 
 
+@pytest.mark.slow
 def test_a_rate_that_no_link_can_have_is_an_error():
     with pytest.raises(BedError, match="Mbit/s of payload"), opened(Chain(2, 30e9)):
         pass

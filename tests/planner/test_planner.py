@@ -1,14 +1,14 @@
 """The planner's arithmetic, against cases computed by hand, and its data against the records they were taken from."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from megatron_compress import strict_yaml
 from megatron_compress.bench.kernels import CASES
+from megatron_compress.cli import app
 from megatron_compress.planner import measured
 from megatron_compress.planner.compute import head_flops, layer_flops, stage_flops
 from megatron_compress.planner.measured import Kernel
@@ -122,10 +122,16 @@ def test_an_unknown_machine_is_refused_with_the_known_ones():
         measured.device("h20")
 
 
-def test_the_command_prints_the_best_and_refuses_what_does_not_divide():
-    command = [sys.executable, "-m", "megatron_compress", "plan", "--model", "configs/models/gpt2_xl", "--link"]
-    done = subprocess.run([*command, "300mbit"], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "best: pipeline forward fp4_quant" in done.stdout and "docs/results/kernels" in done.stdout
-    done = subprocess.run([*command, "300mbit", "--pp", "7"], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 2 and "48 layers do not divide" in done.stdout
+@pytest.mark.parametrize(
+    ("more", "status", "said"),
+    [
+        ([], 0, "best: pipeline forward fp4_quant group_size=128"),
+        (["--pp", "7"], 2, "48 layers do not divide into --pp 7"),
+        (["--gpu", "tpu"], 2, "nothing was measured"),
+    ],
+)
+def test_the_command_prints_the_best_and_refuses_what_cannot_be(more, status, said):
+    command = ["plan", "--model", str(ROOT / "configs/models/gpt2_xl"), "--link", "300mbit", *more]
+    result = CliRunner().invoke(app, command, env={"COLUMNS": "200"})
+    assert result.exit_code == status
+    assert said in result.stdout
