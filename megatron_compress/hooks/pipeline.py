@@ -78,6 +78,7 @@ def _overlapped(
     for slot in [slot for slot in given if slot.startswith("tensor_send")]:
         overlap.send(post, slot, given.pop(slot))
     works = {slot: overlap.receive(post, slot, buffer, incoming.get(slot)) for slot, buffer in given.items()}
+    # A call without tensors starts nothing; it shows whether Megatron expects a dict here, or a list.
     nothing = call(**dict.fromkeys(_SLOTS))
     return works if isinstance(nothing, dict) else list(works.values())
 

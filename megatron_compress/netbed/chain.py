@@ -21,7 +21,8 @@ INTERFACE = "net0"
 # What an idle link may send at once, but more than one Ethernet frame. On a busy machine the kernel comes round to a
 # queue only every few milliseconds; with a smaller bucket the rest of its rate is lost.
 _BURST_SECONDS, _LEAST_BURST = 10e-3, 5000
-_QUEUE_SECONDS = 0.05
+# What may wait at an end: more than one of TCP's largest segments, of which else a part would be dropped.
+_QUEUE_SECONDS, _LEAST_QUEUE = 0.05, 256 * 1024
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,8 @@ class Chain:
                 network.tc("add", "netem", index=index, handle="1:", delay=int(self.delay * 1e6), limit=in_flight)
             parent = {"parent": "1:1"}
         burst = max(_LEAST_BURST, int(self.rate / 8 * _BURST_SECONDS))
-        bucket = {"rate": int(self.rate / 8), "burst": burst, "limit": burst + int(self.rate / 8 * _QUEUE_SECONDS)}
+        queue = max(_LEAST_QUEUE, int(self.rate / 8 * _QUEUE_SECONDS))
+        bucket = {"rate": int(self.rate / 8), "burst": burst, "limit": burst + queue}
         with explained("links with a rate", "sch_tbf"):
             network.tc("add", "tbf", index=index, handle="2:", **bucket, **parent)
 

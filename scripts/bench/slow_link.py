@@ -26,13 +26,13 @@ ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "configs/train/slow_link.yaml"
 ARMS = {"identity": "identity", "plain": None, "compressed": "tah_quant"}
 FREE = "1gbit"  # far more than the two stages can send
-STEPS, WARM_UP = 6, 2  # of a run, and how many of them do not count
+STEPS, WARM_UP = 4, 1  # of a run, and how many of them do not count
 MICROBATCHES, EVALUATED = 8, 2  # of a step, and of the evaluation at the end, in CONFIG
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rates", default="1mbit,5mbit,20mbit", help="separated by commas")
+    parser.add_argument("--rates", default="2mbit,10mbit", help="separated by commas")
     parser.add_argument("--out", type=Path, required=True, help="folder; writes slow_link.json")
     arguments = parser.parse_args()
     runs = {rate: {name: _run(rate, name) for name in ARMS} for rate in (FREE, *arguments.rates.split(","))}
