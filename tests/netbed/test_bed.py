@@ -71,6 +71,15 @@ def test_a_rate_that_no_link_can_have_is_an_error():
         pass
 
 
+def test_a_delay_is_there_or_refused():
+    """Not every kernel has netem; where there is none the error says what to do."""
+    try:
+        with opened(Chain(2, RATE, delay=5e-3)) as bed:
+            assert all(10e-3 < achieved.round_trip < 30e-3 for achieved in bed.achieved)
+    except BedError as error:
+        assert "cannot make links with a delay: load its module (modprobe sch_netem)" in str(error)
+
+
 def test_one_node_that_fails_ends_the_others():
     start = time.monotonic()
     with opened(Chain(3, RATE)) as bed:
