@@ -93,6 +93,40 @@ def check_model(config: ConfigFile, source: Source, out: Out, text: Text = None)
     distributed.run_and_exit(lambda: commands.check_model(commands.read(config), source, out, text))
 
 
+@app.command()
+def netbed(
+    command: Annotated[list[str], typer.Argument(help="A torchrun script, as scripts/pretrain.sh, after `--`.")],
+    nodes: Annotated[int, typer.Option(help="How many, in a chain.")],
+    rate: Annotated[str, typer.Option(help="Of every link in each direction: 100mbit, say.")],
+    delay: Annotated[str | None, typer.Option(help="Of every link in each direction: 10ms, say.")] = None,
+) -> None:
+    """Run COMMAND on several nodes of a slow network, which are network namespaces of this machine. Needs root.
+
+    Each is told NNODES, NODE_RANK, MASTER_ADDR, MASTER_PORT, its network interface and its share of the GPUs.
+    """
+    from megatron_compress.netbed import commands
+
+    commands.run(nodes, rate, delay, command)
+
+
+@app.command()
+def plan(
+    model: Annotated[Path, typer.Option(help="Model file, as in configs/models/.")],
+    link: Annotated[str, typer.Option(help="Rate between pipeline stages, in each direction: 300mbit, say.")],
+    gpu: Annotated[str, typer.Option(help="What computes: a name in planner/measured.yaml.")] = "h200",
+    tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel ranks, within a machine.")] = 1,
+    pp: Annotated[int, typer.Option(min=1, help="Pipeline stages.")] = 2,
+    micro_batch: Annotated[int, typer.Option(min=1, help="Sequences of a microbatch.")] = 1,
+    microbatches: Annotated[int, typer.Option(min=1, help="Of a step.")] = 32,
+    length: Annotated[int, typer.Option(min=1, help="Tokens of a sequence.")] = 1024,
+) -> None:
+    """Predict the time of a step, and which compressors shorten it most."""
+    from megatron_compress.planner import commands
+
+    shape = {"sequences": micro_batch, "length": length, "num_microbatches": microbatches}
+    commands.run(model, gpu, link, tensor=tp, pipeline=pp, **shape)
+
+
 @bench.command("kernels")
 def bench_kernels(
     out: Annotated[Path | None, typer.Option(help="JSON file to write.")] = None,

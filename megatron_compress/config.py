@@ -173,6 +173,21 @@ class CompressionConfig(StrictModel):
             )
         return self
 
+    @model_validator(mode="after")
+    def _only_activations_are_remembered(self) -> CompressionConfig:
+        rule = self.pipeline.backward
+        if rule and rule.compressor.remembers:
+            raise ValueError(
+                f"pipeline.backward: {rule.compressor.name} remembers activations, not gradients; quantize these "
+                "directly, as the paper does: {compressor: fixed_point, bits: 8}"
+            )
+        return self
+
+    @property
+    def remembers(self) -> bool:
+        """Whether a rule needs to know which samples a step is of."""
+        return any(rule and rule.compressor.remembers for _, _, rule in self.rules())
+
     @classmethod
     def load(cls, path: str | Path) -> CompressionConfig:
         """Read a configuration file.

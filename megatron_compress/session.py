@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+
+import torch.distributed as dist
 
 from megatron_compress.collectives.all_reduce import Algorithm
 from megatron_compress.collectives.message import Message
 from megatron_compress.compressors.base import Compressor
 from megatron_compress.config import CompressionConfig, Rule
+from megatron_compress.sample_memory import SampleMemory, Samples
 from megatron_compress.traffic import Traffic
 
 
@@ -21,12 +25,14 @@ class Place:
         site: embedding, attention, mlp or head; None for any other part of a model, whose traffic stays plain;
             "boundary" on the pipeline axis.
         stage: pipeline stage of the sender.
+        index: on the pipeline axis, the number of the message among those of its direction in a schedule call.
     """
 
     axis: str
     direction: str
     site: str | None
     stage: int
+    index: int = 0
 
 
 @dataclass(frozen=True)
@@ -39,21 +45,32 @@ class Choice:
 
 
 class Session:
-    """Decides how each message travels, by size and configuration alone, so that all ranks decide alike."""
+    """Decides how each message travels, by what all ranks know, so that all decide alike.
+
+    Args:
+        samples: that the next schedule call trains on, for compressors that remember them; set before it.
+        evaluating: whether the current schedule call only evaluates.
+    """
 
     def __init__(self, config: CompressionConfig):
         self.config = config
         self.traffic = Traffic()
         self.step = 0
+        self.samples: Samples | None = None
+        self.evaluating = False
+        self._memories: dict[int, SampleMemory] = {}
 
     def state_dict(self) -> dict:
         """What a checkpoint keeps of this rank's compression; plain values and tensors."""
-        return {"step": self.step, "config": self.config.digest()}
+        memories = {stage: memory.state_dict() for stage, memory in self._memories.items()}
+        return {"step": self.step, "config": self.config.digest(), "memories": memories}
 
     def load_state_dict(self, state: dict) -> list[str]:
         """Go on from such a state; a line for each thing that is not as it was (DESIGN D12)."""
         self.step = state["step"]
         if state["config"] == self.config.digest():
+            for stage, memory in state["memories"].items():
+                self._memory(stage, memory["capacity"]).load_state_dict(memory)
             return []
         return ["the compression configuration differs from the one that the checkpoint was trained with"]
 
@@ -73,7 +90,26 @@ class Session:
         # Only the control may be as large as the plain message: it is there to be run, not to save bytes.
         if wire_bytes > message.logical_bytes or (wire_bytes == message.logical_bytes and not rule.compressor.exact):
             return Choice(None, message.logical_bytes, "would grow")
+        if rule.compressor.remembers:
+            return self._remembering(rule.compressor, place, message)
         return Choice(rule.compressor, wire_bytes)
+
+    def _remembering(self, compressor: Compressor, place: Place, message: Message) -> Choice:
+        """A step whose samples are new goes as it is, whole: all messages of one schedule call have the same size."""
+        memory = self._memory(place.stage, self.samples.per_epoch)
+        known = memory.has(self.samples.ids)
+        bound = compressor.of_samples(memory, self.samples.microbatches[place.index], known)
+        return Choice(bound, message.wire_bytes(bound), None if known else "first epoch")
+
+    def _memory(self, stage: int, capacity: int) -> SampleMemory:
+        """Of the link behind a stage. Its size is counted in the report, on both ends."""
+        if stage not in self._memories:
+            folder = self.config.pipeline.forward.compressor.settings.memory_folder
+            rank = dist.get_rank() if dist.is_initialized() else 0
+            file = None if folder is None else Path(folder) / f"stage{stage}.rank{rank}"
+            self._memories[stage] = SampleMemory(capacity, file)
+            self.traffic.flow("pipeline", "forward", "boundary").memories.append(self._memories[stage])
+        return self._memories[stage]
 
     def algorithm(self, direction: str) -> Algorithm:
         """How all-reduces of the tensor axis move their payloads."""
@@ -89,6 +125,8 @@ class Session:
             return "exempt site"
         if place.stage in rule.exempt_stages:
             return "exempt stage"
+        if rule.compressor.remembers and self.evaluating:
+            return "evaluation"
         if self.step < rule.first_step:
             return "before first step"
         if message.spec.nbytes < rule.min_bytes:

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from megatron_compress.collectives.message import Message
 from megatron_compress.compressors.base import Compressor
+from megatron_compress.sample_memory import SampleMemory
 from megatron_compress.wire import TensorSpec
 
 # One payload in so many is decoded again by its sender to measure the error.
@@ -31,6 +32,8 @@ class Flow:
     payloads: int = 0
     error: torch.Tensor | float = 0.0
     energy: torch.Tensor | float = 0.0
+    memory_bytes: int = 0
+    memories: list[SampleMemory] = field(default_factory=list)
 
     def count(self, message: Message, wire_bytes: int, plain_reason: str | None) -> None:
         self.messages += 1
@@ -58,9 +61,11 @@ class Flow:
         return Flow(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(Flow)})
 
     def on_host(self) -> Flow:
-        """A copy whose error sums are Python floats."""
+        """A copy whose error sums are Python floats, and whose memories are their size."""
         values = {f.name: getattr(self, f.name) for f in fields(Flow)}
-        return Flow(**values | {"error": float(self.error), "energy": float(self.energy)})
+        remembered = self.memory_bytes + sum(memory.nbytes for memory in self.memories)
+        numbers = {"error": float(self.error), "energy": float(self.energy), "memory_bytes": remembered}
+        return Flow(**values | numbers | {"memories": []})
 
 
 class _Metered:
@@ -119,6 +124,11 @@ class Traffic:
                 total[key] = total[key] + flow if key in total else flow
         return Traffic(dict(sorted(total.items())))
 
+    @property
+    def memory_bytes(self) -> int:
+        """Of the activations that compressors remember, on both ends of every link."""
+        return sum(flow.on_host().memory_bytes for flow in self._flows.values())
+
     def rows(self) -> list[dict]:
         """One dict per axis, direction and site; byte and message counts, bits per element, relative error."""
         return [
@@ -134,8 +144,8 @@ class Traffic:
         return [_row({"axis": axis, "direction": direction}, flow) for (axis, direction), flow in sums.items()]
 
     def to_json(self) -> dict:
-        """Rows and totals, as JSON values."""
-        return {"rows": self.rows(), "totals": self.totals()}
+        """Rows, totals and the size of what is remembered, as JSON values."""
+        return {"rows": self.rows(), "totals": self.totals(), "memory_bytes": self.memory_bytes}
 
     def table(self, name: str) -> Table:
         """The rows for people; `name` is whose traffic it is. Error is mean square, relative to the mean square."""

@@ -47,7 +47,7 @@ if ! holds "$venv"/environment "$environment"; then
 fi
 "$venv"/bin/python -m pip install --quiet "$torch" ||
     fail "could not install '$torch'; set TORCH to a release that your package index has"
-"$venv"/bin/python -m pip install --quiet --editable '.[megatron,test]' "$torch" ||
+"$venv"/bin/python -m pip install --quiet --editable '.[megatron,netbed,test]' "$torch" ||
     fail "could not install megatron-compress; pip says why above"
 echo "$content" >"$venv"/content
 echo "install.sh: done; activate it with: source $venv/bin/activate"

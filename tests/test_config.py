@@ -98,7 +98,7 @@ def test_defaults(read):
 
 @pytest.mark.parametrize("name", registry.names())
 def test_every_registered_compressor_serves_the_pipeline_with_its_defaults(read, name):
-    for direction in DIRECTIONS:
+    for direction in DIRECTIONS[:1] if registry.get(name).remembers else DIRECTIONS:
         config = read(f"pipeline: {{{direction}: {{compressor: {name}}}}}")
         assert config.rule("pipeline", direction).compressor.name == name
 

@@ -104,7 +104,7 @@ def expected_bytes(compressor, spec: TensorSpec) -> int:
     if name == "fp4_quant":
         floats = 2 if s.scales == "dual" else 1
         return align((math.ceil(n / 2), 1), (4 * floats * math.ceil(n / s.group_size), 4))
-    if name == "fixed_point":
+    if name in ("fixed_point", "aq_sgd"):
         codes = math.ceil(n * s.bits / 8) if s.bits <= 8 else n + math.ceil(n * (s.bits - 8) / 8)
         channels = spec.shape[-1] if len(spec.shape) > 1 else 1
         scales = (channels if s.group_size is None else math.ceil(n / s.group_size)) if n else 0

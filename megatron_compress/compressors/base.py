@@ -31,6 +31,8 @@ class Compressor(ABC):
     Settings: ClassVar[type[Settings]] = Settings
     # True where decode gives back the very values that went in, infinities included.
     exact: ClassVar[bool] = False
+    # True where both ends of a link keep what they need of each training sample (`AqSgd.of_samples`).
+    remembers: ClassVar[bool] = False
 
     def __init__(self, settings: Settings):
         self.settings = settings

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 import torch
@@ -12,6 +14,9 @@ import torch.distributed as dist
 from megatron_compress.collectives.work import Work
 from megatron_compress.peers import Watch
 from megatron_compress.session import Session
+
+if TYPE_CHECKING:  # it imports megatron-core
+    from megatron_compress.hooks.overlap import Overlap
 
 
 class NotInstalledError(RuntimeError):
@@ -27,8 +32,9 @@ class Active:
         undo: steps of `uninstall`, last first.
         tensor_groups: those that tensor-parallel layers were given (`hooks.groups`).
         pipeline_group: the one that the schedule was called with; None where Megatron's `parallel_state` has it.
-        exchanged: slots of the pipeline functions that were used in the current schedule call.
+        exchanged: tensors in each slot of the pipeline functions in the current schedule call.
         checked: model chunks whose layers the rules were found to reach.
+        overlap: the current schedule call's transfers, where they leave its critical path.
         sends: transfers that the current schedule call started, kept until they have ended.
     """
 
@@ -38,7 +44,8 @@ class Active:
     ready: bool = False
     tensor_groups: set[dist.ProcessGroup] = field(default_factory=set)
     pipeline_group: dist.ProcessGroup | None = None
-    exchanged: set[str] = field(default_factory=set)
+    exchanged: Counter[str] = field(default_factory=Counter)
+    overlap: Overlap | None = None
     sends: list[Work] = field(default_factory=list)
     checked: WeakSet[torch.nn.Module] = field(default_factory=WeakSet)
 

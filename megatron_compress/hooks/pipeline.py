@@ -7,6 +7,7 @@ the received ones are decoded, in its own leaf tensors, when their handle is wai
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -15,6 +16,7 @@ from megatron_compress.collectives.message import Message
 from megatron_compress.collectives.p2p import Incoming, pipeline_spec
 from megatron_compress.collectives.work import Work
 from megatron_compress.hooks import active
+from megatron_compress.hooks.overlap import Overlap
 from megatron_compress.session import Place
 from megatron_compress.wire import compressible
 
@@ -32,20 +34,22 @@ def p2p_ops(original: Callable) -> Callable:
 
     def exchange(*, group: dist.ProcessGroup, prev_pipeline_rank: int, next_pipeline_rank: int, **tensors):
         buffers, incoming = dict(tensors), {}
-        for slot, (direction, distance) in _SLOTS.items():
-            tensor = tensors[slot]
+        for slot, tensor in tensors.items():
             if tensor is None or not compressible(tensor):
                 continue
-            active.installed().exchanged.add(slot)
-            place = Place("pipeline", direction, "boundary", (group.rank() + distance) % group.size())
+            place = _place(slot, group, active.installed().exchanged[slot])
+            active.installed().exchanged[slot] += 1
             if slot.startswith("tensor_send"):
                 buffers[slot] = _outgoing(tensor, place)
             elif arriving := _incoming(tensor, place):
                 incoming[slot] = arriving
                 buffers[slot] = arriving.payload
-        handles = original(
-            group=group, prev_pipeline_rank=prev_pipeline_rank, next_pipeline_rank=next_pipeline_rank, **buffers
+        call = partial(
+            original, group=group, prev_pipeline_rank=prev_pipeline_rank, next_pipeline_rank=next_pipeline_rank
         )
+        if overlap := active.installed().overlap:
+            return _overlapped(overlap, call, group, tensors, buffers, incoming)
+        handles = call(**buffers)
         if isinstance(handles, dict):
             works = {key: _handle(handle, f"tensor_{key}", buffers, incoming) for key, handle in handles.items()}
             active.installed().sends += [works[key] for key in works if key.startswith("send")]
@@ -53,6 +57,35 @@ def p2p_ops(original: Callable) -> Callable:
         return [Work(_complete(handles, list(buffers.values()), list(incoming.values())))]
 
     return exchange
+
+
+def _overlapped(
+    overlap: Overlap, call: Callable, group: dist.ProcessGroup, tensors: dict, buffers: dict, incoming: dict
+) -> list[Work] | dict[str, Work]:
+    """Handles of what Megatron must wait for now, the receives; as the function that is replaced returns them."""
+
+    def post(slot: str, buffer: torch.Tensor) -> list:
+        handles = call(**dict.fromkeys(_SLOTS) | {slot: buffer})
+        return list(handles.values()) if isinstance(handles, dict) else handles
+
+    def expected(slot: str) -> torch.Tensor:
+        like = next(tensor for tensor in tensors.values() if tensor is not None)
+        arriving = _incoming(like, _place(slot, group, 0))
+        return arriving.payload if arriving else like
+
+    overlap.begin(post, expected)
+    given = {slot: buffer for slot, buffer in buffers.items() if buffer is not None}
+    for slot in [slot for slot in given if slot.startswith("tensor_send")]:
+        overlap.send(post, slot, given.pop(slot))
+    works = {slot: overlap.receive(post, slot, buffer, incoming.get(slot)) for slot, buffer in given.items()}
+    # A call without tensors starts nothing; it shows whether Megatron expects a dict here, or a list.
+    nothing = call(**dict.fromkeys(_SLOTS))
+    return works if isinstance(nothing, dict) else list(works.values())
+
+
+def _place(slot: str, group: dist.ProcessGroup, index: int) -> Place:
+    direction, distance = _SLOTS[slot]
+    return Place("pipeline", direction, "boundary", (group.rank() + distance) % group.size(), index)
 
 
 def _outgoing(tensor: torch.Tensor, place: Place) -> torch.Tensor:
@@ -68,9 +101,12 @@ def _outgoing(tensor: torch.Tensor, place: Place) -> torch.Tensor:
 
 def finish_sends() -> None:
     """Wait for sends whose handles the schedule dropped (0.16 drops the last ones): their memory is free after that."""
-    for work in active.installed().sends:
+    current = active.installed()
+    for work in current.sends:
         work.wait()
-    active.installed().sends.clear()
+    current.sends.clear()
+    if current.overlap:
+        current.overlap.finish()
 
 
 def _incoming(tensor: torch.Tensor, place: Place) -> Incoming | None:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
 
 from megatron_compress.config import CompressionConfig
+from megatron_compress.sample_memory import Samples
 
 
 class UnsupportedSettingError(RuntimeError):
@@ -80,6 +81,24 @@ def refuse_bypassed(pipeline: dist.ProcessGroup | None, exchanged: set[str], eva
         )
 
 
+def refuse_unknown_samples(samples: Samples | None, num_microbatches: int) -> None:
+    """Check that it is known which samples a training step is of.
+
+    Raises:
+        UnsupportedSettingError: it is not, or not of all microbatches.
+    """
+    if samples is None:
+        raise UnsupportedSettingError(
+            "aq_sgd remembers each sample's activation, but nobody says which samples this step is of: in a training "
+            "file set data.epoch_windows; where every sample is seen once, or a script of your own trains, use another "
+            "compressor (or set session.samples before each step, `install` returns the session)"
+        )
+    if len(samples.microbatches) != num_microbatches:
+        raise UnsupportedSettingError(
+            f"session.samples has {len(samples.microbatches)} microbatches, the schedule runs {num_microbatches}"
+        )
+
+
 def _derives_from_transformer_engine(layer: type) -> bool:
     return any(base.__module__.split(".")[0] == "transformer_engine" for base in layer.__mro__)
 
@@ -107,6 +126,11 @@ def _problems(config: Any) -> Iterator[str]:
 
 
 def _misfits(config: Any, compression: CompressionConfig) -> Iterator[str]:
+    if compression.remembers and (getattr(config, "virtual_pipeline_model_parallel_size", None) or 1) > 1:
+        yield (
+            "aq_sgd with the interleaved schedule: which microbatch a message is of is not known there; train without "
+            "virtual stages, or use another compressor"
+        )
     stages = config.pipeline_model_parallel_size
     for axis, direction, rule in compression.rules():
         if rule and rule.exempt_stages and rule.exempt_stages[-1] >= stages:

@@ -140,7 +140,7 @@ def seams() -> list[Seam]:
         Seam("pipeline_parallel.schedules", name, wrap, ("forward_step_func", "data_iterator", "model"))
         for name, wrap in (
             ("forward_backward_no_pipelining", partial(schedule.schedule, pipelined=False)),
-            ("forward_backward_pipelining_without_interleaving", schedule.schedule),
+            ("forward_backward_pipelining_without_interleaving", partial(schedule.schedule, overlapping=True)),
             ("forward_backward_pipelining_with_interleaving", schedule.schedule),
         )
     ]

@@ -37,6 +37,8 @@ def _print_run(arm: Arm, out: Path, unit: str) -> None:
     console.print(f"held-out loss {arm.held_out_loss:.4f} nats per {unit}")
     if arm.result.report is not None:
         console.print(arm.result.report.table(arm.name))
+        if remembered := arm.result.report.memory_bytes:
+            console.print(f"remembered activations: {remembered / 1e6:,.1f} MB over all ranks")
     console.print(f"wrote {out / 'results.json'} and {out / 'train.jsonl'}")
 
 

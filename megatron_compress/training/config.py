@@ -48,6 +48,9 @@ class DataConfig(StrictModel):
     sequence_length: int = Field(ge=2)
     micro_batch_size: int = Field(ge=1)
     global_batch_size: int = Field(ge=1)
+    epoch_windows: int | None = Field(
+        default=None, ge=1, description="train on so many windows, the same in every epoch; None: never the same again"
+    )
     held_out_fraction: float = Field(default=0.05, gt=0, lt=0.5, description="share of the text never trained on")
     held_out_windows: int = Field(ge=1, description="fixed windows of held-out text; their mean loss is reported")
     tokenizer: str | None = Field(default=None, description="a file of the `tokenizers` library; None: bytes")
@@ -56,9 +59,13 @@ class DataConfig(StrictModel):
     prepared: list[SourceConfig] = Field(default=[], description="a blend of prepared data sets")
 
     @model_validator(mode="after")
-    def _one_kind_of_source(self) -> DataConfig:
+    def _consistent(self) -> DataConfig:
         if self.text is not None and self.prepared:
             raise ValueError("both `text` and `prepared` are given; keep one of the two")
+        if self.epoch_windows and self.epoch_windows % self.global_batch_size:
+            raise ValueError(
+                f"epoch_windows {self.epoch_windows} is not a multiple of global_batch_size {self.global_batch_size}"
+            )
         if len({source.weight is None for source in self.prepared}) > 1:
             raise ValueError("some sources in `prepared` have a weight; give one to all, or to none (by size)")
         return self

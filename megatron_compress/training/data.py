@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from megatron_compress.strict_yaml import ConfigError
-from megatron_compress.training.config import TrainConfig
+from megatron_compress.training.config import DataConfig, TrainConfig
 from megatron_compress.training.documents import documents, name
 from megatron_compress.training.tokenizer import Tokenizer, load_tokenizer
 
@@ -33,7 +33,16 @@ class Corpus:
     def microbatch(self, config: TrainConfig, step: int, index: int) -> torch.Tensor:
         """Microbatch `index` of the global batch of `step`, int64 [micro_batch_size, sequence_length + 1]."""
         data = config.data
+        if data.epoch_windows:
+            return _windows(
+                self.train, self._epoch_starts(config)[list(sample_ids(data, step, index))], data.sequence_length
+            )
         return training_microbatch(self, config.run.seed, step, index, data.micro_batch_size, data.sequence_length)
+
+    def _epoch_starts(self, config: TrainConfig) -> np.ndarray:
+        """Where each window of an epoch starts: spread evenly, in one random order."""
+        last, count = len(self.train) - config.data.sequence_length - 1, config.data.epoch_windows
+        return np.random.default_rng(config.run.seed).permutation(np.linspace(0, last, count).astype(np.int64))
 
     def held_out_microbatches(self, config: TrainConfig) -> list[torch.Tensor]:
         """The held-out windows, in microbatches as those of training."""
@@ -73,6 +82,12 @@ def _split(documents: list[np.ndarray], held_out_fraction: float) -> tuple[np.nd
     every = min(round(1 / held_out_fraction), len(documents))
     train = [document for i, document in enumerate(documents) if i % every != every - 1]
     return np.concatenate(train), np.concatenate(documents[every - 1 :: every])
+
+
+def sample_ids(data: DataConfig, step: int, index: int) -> range:
+    """The windows, of `data.epoch_windows`, in microbatch `index` of the global batch of `step`."""
+    first = (step - 1) * data.global_batch_size + index * data.micro_batch_size
+    return range(first % data.epoch_windows, first % data.epoch_windows + data.micro_batch_size)
 
 
 def training_microbatch(corpus: Corpus, seed: int, step: int, index: int, size: int, length: int) -> torch.Tensor:

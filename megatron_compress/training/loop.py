@@ -18,9 +18,10 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 
 import megatron_compress
 from megatron_compress.hooks.active import get_active
+from megatron_compress.sample_memory import Samples
 from megatron_compress.training import checkpoint, state
 from megatron_compress.training.config import ArmConfig, Experiment, num_microbatches
-from megatron_compress.training.data import Corpus
+from megatron_compress.training.data import Corpus, sample_ids
 from megatron_compress.training.distributed import device, is_first_rank, seed_everything
 from megatron_compress.training.identity import identity
 from megatron_compress.training.metrics import HeldOutRecord, RunLog, StepRecord
@@ -154,6 +155,7 @@ class Trainer:
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
         sent = _bytes_sent()
+        self._tell_samples(step)
         loss = self._forward_backward(self._microbatches(step), forward_only=False)
         self.scheduler.step(1)
         _, grad_norm, _ = self.optimizer.step()
@@ -179,6 +181,14 @@ class Trainer:
         """This rank's part of the global batch; ranks of one model-parallel group have the same part."""
         first = self._dp_rank * self._num_microbatches
         return [self._data.microbatch(self._config, step, first + i) for i in range(self._num_microbatches)]
+
+    def _tell_samples(self, step: int) -> None:
+        """Let compressors that remember samples know which ones the step is of."""
+        active, data = get_active(), self._config.data
+        if active is not None and data.epoch_windows:
+            first = self._dp_rank * self._num_microbatches
+            ids = [tuple(sample_ids(data, step, first + i)) for i in range(self._num_microbatches)]
+            active.session.samples = Samples(tuple(ids), data.epoch_windows // self._dp_size)
 
     def _my_held_out_microbatches(self) -> list[torch.Tensor]:
         return self._data.held_out_microbatches(self._config)[self._dp_rank :: self._dp_size]

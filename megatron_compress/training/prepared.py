@@ -16,6 +16,7 @@ from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatase
 
 from megatron_compress.strict_yaml import ConfigError
 from megatron_compress.training.config import Experiment, TrainConfig
+from megatron_compress.training.data import sample_ids
 from megatron_compress.training.documents import documents, name
 from megatron_compress.training.tokenizer import Tokenizer
 
@@ -77,8 +78,9 @@ class Blend:
     def microbatch(self, config: TrainConfig, step: int, index: int) -> torch.Tensor:
         """Microbatch `index` of the global batch of `step`, int64 [micro_batch_size, sequence_length + 1]."""
         size = config.data.micro_batch_size
-        first = (step - 1) * config.data.global_batch_size + index * size
-        return _windows(self.train, first, size)
+        if config.data.epoch_windows:
+            return _windows(self.train, sample_ids(config.data, step, index).start, size)
+        return _windows(self.train, (step - 1) * config.data.global_batch_size + index * size, size)
 
     def held_out_microbatches(self, config: TrainConfig) -> list[torch.Tensor]:
         """The held-out windows, in microbatches as those of training."""
@@ -119,7 +121,7 @@ def load_blend(experiment: Experiment, tokenizer: Tokenizer, cache: Path) -> Ble
         eod_mask_loss=False,
         create_attention_mask=False,
     )
-    sizes = [train.run.steps * train.data.global_batch_size, train.data.held_out_windows, 0]
+    sizes = [train.data.epoch_windows or train.run.steps * train.data.global_batch_size, train.data.held_out_windows, 0]
     try:
         parts = BlendedMegatronDatasetBuilder(GPTDataset, sizes, lambda: True, config).build()
     except (AssertionError, IndexError, ValueError) as error:

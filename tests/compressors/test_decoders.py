@@ -137,6 +137,7 @@ def decode_tah_quant(reader, spec, s):
 
 
 DECODERS = {
+    "aq_sgd": decode_fixed_point,  # of the change of a sample; of one that is not remembered, from zero
     "fixed_point": decode_fixed_point,
     "fp4_quant": decode_fp4_quant,
     "fp8": decode_fp8,

@@ -41,6 +41,7 @@ def experiment(
     held_out: int = 1,
     precision: str = "fp32",
     query_groups: int = 4,
+    epoch_windows: int | None = None,
     **parallel,
 ) -> Experiment:
     """A GPT of `layers` layers on four microbatches a step; `held_out` microbatches of one data rank's evaluation."""
@@ -64,6 +65,7 @@ def experiment(
             "micro_batch_size": MICRO_BATCH,
             "global_batch_size": MICRO_BATCH * MICROBATCHES * data,
             "held_out_windows": MICRO_BATCH * data * held_out,
+            "epoch_windows": epoch_windows,
         },
         optimizer={"lr": 3e-3, "min_lr": 3e-4, "warmup_steps": 1},
         run={"steps": 100, "recompute": recompute, "precision": precision},
@@ -129,6 +131,8 @@ def run(
             "stage": parallel_state.get_pipeline_model_parallel_rank(),
             "pipeline": dist.get_process_group_ranks(parallel_state.get_pipeline_model_parallel_group()),
             "rows": None if compress is None else megatron_compress.report().rows(),
+            "memories": None if compress is None else megatron_compress.hooks.active.session().state_dict()["memories"],
+            "remembered": None if compress is None else megatron_compress.report().memory_bytes,
             "calls": calls,
             "seen": seen,
         }

@@ -26,6 +26,7 @@ from megatron_compress.training.data import load_corpus  # noqa: E402
 from megatron_compress.training.loop import pretrain  # noqa: E402
 
 _COMPRESS = Path(__file__).parents[2] / "configs/compress/mixed.yaml"
+_AQ_SGD = _COMPRESS.with_name("aq_sgd.yaml")
 LAYOUTS = {
     "tensor, sequence-parallel, recomputed, compressed": (
         {"tensor": 2, "sequence_parallel": True},
@@ -33,6 +34,7 @@ LAYOUTS = {
         {"compress": str(_COMPRESS)},
     ),
     "pipeline, compressed": ({"pipeline": 2}, {}, {"compress": str(_COMPRESS)}),
+    "pipeline, remembering samples": ({"pipeline": 2}, {}, {"compress": str(_AQ_SGD)}),
     "virtual pipeline": ({"pipeline": 2, "virtual_pipeline": 2}, {}, {}),
     "data": ({}, {}, {}),
     "data, distributed optimizer, bf16": ({"distributed_optimizer": True}, {"precision": "bf16"}, {}),
@@ -45,8 +47,11 @@ def main(config: Path, text: Path) -> None:
     distributed.initialize(ParallelConfig())
     parallel_state.destroy_model_parallel()
     for number, (name, (parallel, run, arm)) in enumerate(LAYOUTS.items()):
+        epoch = {"epoch_windows": 16} if "samples" in name else {}  # two steps an epoch
         file = config.with_name(f"layout{number}.rank{os.environ['RANK']}.yaml")
-        YAML().dump({**values, "parallel": parallel, "run": {**values["run"], **run}}, file)
+        YAML().dump(
+            {**values, "parallel": parallel, "data": {**values["data"], **epoch}, "run": {**values["run"], **run}}, file
+        )
         _compare(name, file, ArmConfig(name="train", **arm), text, config.parent / f"layout{number}")
 
 
