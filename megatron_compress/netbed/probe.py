@@ -19,7 +19,7 @@ _LEAST, _MOST = 0.85, 1.02
 _SECONDS = 0.3
 _BLOCK = 1 << 16
 _PINGS = 5
-_ATTEMPTS = 3  # on a machine that others use
+_ATTEMPTS = 6  # on a machine that others use
 _PATIENCE = 30.0
 
 

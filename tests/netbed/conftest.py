@@ -13,7 +13,7 @@ from tests.training.conftest import model_values, text, train_values, write_file
 @pytest.fixture(scope="session")
 def can_build():
     try:
-        with opened(Chain(2, 100e6)):
+        with opened(Chain(2, 20e6)):
             return
     except BedError as error:
         if "permitted" in str(error) or "kernel" in str(error):

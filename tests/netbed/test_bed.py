@@ -90,7 +90,7 @@ def test_one_node_that_fails_ends_the_others():
 def _start(marker: Path, command: str = "sleep 600") -> subprocess.Popen:
     """The command line with a command that ignores SIGTERM and leaves a process of its own session."""
     script = f"trap '' TERM; touch {marker}.$NODE_RANK; setsid {command} & {command}; wait"
-    arguments = ["netbed", "--nodes", "2", "--rate", "100mbit", "--", "bash", "-c", script]
+    arguments = ["netbed", "--nodes", "2", "--rate", "20mbit", "--", "bash", "-c", script]
     process = subprocess.Popen([sys.executable, "-m", "megatron_compress", *arguments], stderr=subprocess.PIPE)
     deadline = time.monotonic() + 120
     while not all(marker.with_name(f"{marker.name}.{node}").exists() for node in range(2)):
@@ -129,6 +129,7 @@ def test_sigterm_leaves_nothing():
     assert not _alive(seconds)
 
 
+@pytest.mark.slow
 def test_only_what_a_dead_run_left_is_removed(tmp_path):
     process = _start(tmp_path / "started")
     theirs = {name for name in _namespaces() if name.split(".")[1] == str(process.pid)}
@@ -144,8 +145,9 @@ def test_only_what_a_dead_run_left_is_removed(tmp_path):
         assert set(bed.orphans) == theirs
 
 
+@pytest.mark.slow
 def test_without_the_right_to_it_the_error_says_so(without_admin):
-    arguments = ["netbed", "--nodes", "2", "--rate", "100mbit", "--", "true"]
+    arguments = ["netbed", "--nodes", "2", "--rate", "20mbit", "--", "true"]
     done = subprocess.run(
         [sys.executable, "-m", "megatron_compress", *arguments],
         preexec_fn=without_admin,

@@ -21,7 +21,8 @@ HEADERS, TALK = 1.08, 200_000
 def test_the_link_carries_what_the_hooks_counted(write_files, train_values, model_values, text, tmp_path):
     train_values["parallel"] = {"pipeline": 2}
     train_values["data"] |= {"sequence_length": 256, "micro_batch_size": 4, "global_batch_size": 32}
-    train_values["run"] = {"steps": 4}
+    train_values["run"] = {"steps": 2}
+    train_values["optimizer"]["warmup_steps"] = 1
     train_values["arms"] = []
     config = write_files(train_values, {**model_values, "hidden_size": 128})
     pretrain = ["bash", ROOT / "scripts/pretrain.sh", "--config", config, "--text", text, "--out", tmp_path / "out"]
@@ -48,7 +49,7 @@ def test_the_link_carries_what_the_hooks_counted(write_files, train_values, mode
     sent = {
         link: int(count.replace(",", "")) for link, count in re.findall(r"netbed: (.*): ([\d,]+) bytes", done.stderr)
     }
-    assert counted["forward"] > 2e6 and counted["backward"] > 2e6  # 32 messages of 512 KB before compression
+    assert counted["forward"] > 1e6 and counted["backward"] > 1e6  # 16 messages of 512 KB before compression
     for link, direction in (("node 0 to node 1", "forward"), ("node 1 to node 0", "backward")):
         assert counted[direction] < sent[link] < HEADERS * counted[direction] + TALK
     seconds = sum(step["seconds"] for step in arm["steps"])
