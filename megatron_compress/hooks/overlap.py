@@ -5,8 +5,7 @@ nothing before both ends have named a transfer, so a link idles while either of 
 
 * a send is waited for when several later ones have been started, or at the end of the schedule: its payload needs no
   tensor of Megatron's;
-* a receive is named two messages early: when Megatron asks for message k, k + 2 is named, and then k is waited for. One
-  would do if the word of it did not travel behind a message that goes the other way, in the same TCP stream.
+* a receive is named one message early: when Megatron asks for message k, k + 1 is named too, and then k is waited for.
 
 What is sent, and the order on each link, stay as they are: between two neighbours one direction has one sender, which
 sends as many messages in a schedule call as there are microbatches. So the results are the same to the bit. Where that
@@ -16,7 +15,6 @@ Megatron's own order stays.
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,8 +26,6 @@ from megatron.core.utils import get_model_config
 
 from megatron_compress.collectives.p2p import Incoming
 from megatron_compress.collectives.work import Work
-
-_EARLY = 2
 
 # Calls Megatron's function with one slot's buffer; the handles.
 Post = Callable[[str, torch.Tensor], Any]
@@ -54,7 +50,7 @@ class Overlap:
 
     left: dict[str, int]
     most_sends: int
-    early: dict[str, deque[_Early]] = field(default_factory=lambda: defaultdict(deque))
+    early: dict[str, _Early] = field(default_factory=dict)
     sends: list[Work] = field(default_factory=list)
     begun: bool = False
 
@@ -87,8 +83,7 @@ class Overlap:
         if not self.begun:
             self.begun = True
             for slot in self.left:
-                for _ in range(_EARLY):
-                    self._name(post, slot, expected(slot))
+                self._name(post, slot, expected(slot))
 
     def send(self, post: Post, slot: str, buffer: torch.Tensor) -> None:
         """Start a transfer, and see the oldest end if there are many."""
@@ -98,7 +93,7 @@ class Overlap:
 
     def receive(self, post: Post, slot: str, buffer: torch.Tensor, incoming: Incoming | None) -> Work:
         """The message that Megatron asks for now, which `wait()` puts into `buffer` and decodes."""
-        early = self.early[slot].popleft()
+        early = self.early.pop(slot)
         if early.buffer.shape != buffer.shape or early.buffer.dtype != buffer.dtype:
             raise RuntimeError(
                 f"{slot}: a pipeline message of {tuple(buffer.shape)} {buffer.dtype} follows one of "
@@ -112,14 +107,14 @@ class Overlap:
         for work in self.sends:
             work.wait()
         self.sends.clear()
-        if unused := [slot for slot, early in self.early.items() if early]:
-            raise RuntimeError(f"{', '.join(unused)}: fewer pipeline messages than microbatches in this step")
+        if self.early:
+            raise RuntimeError(f"{', '.join(self.early)}: fewer pipeline messages than microbatches in this step")
 
     def _name(self, post: Post, slot: str, like: torch.Tensor) -> None:
         if self.left[slot]:
             self.left[slot] -= 1
             buffer = torch.empty_like(like, requires_grad=False)
-            self.early[slot].append(_Early(buffer, post(slot, buffer)))
+            self.early[slot] = _Early(buffer, post(slot, buffer))
 
 
 def _sending(handles: list, buffer: torch.Tensor) -> Generator:

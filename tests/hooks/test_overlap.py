@@ -19,11 +19,11 @@ def _order(result: dict) -> str:
 
 
 @pytest.mark.parametrize("batched", [True, False])
-def test_receives_are_named_two_messages_early(four, batched):
+def test_receives_are_named_one_message_early(four, batched):
     settings = {"batch_p2p_comm": batched}
     results = four.run(runs.run, LAYOUT, IDENTITY, 1, settings, (), ("calls",), world_size=4)
-    # Stage 0 names two gradients before it sends; stage 1 three activations before it waits for the first.
-    assert [_order(result) for result in results] == 2 * ["rrssrsrs" + "s"] + 2 * ["rrrsrsss" + "r"]
+    # Stage 0 names its first gradient before it sends; stage 1 its second activation before it waits for the first.
+    assert [_order(result) for result in results] == 2 * ["rssrsrsr" + "s"] + 2 * ["rrsrsrss" + "r"]
 
 
 def test_plain_megatron_names_them_when_it_needs_them(four):
