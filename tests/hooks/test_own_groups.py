@@ -35,8 +35,9 @@ def test_training_equals_a_model_in_one_process(four, compress):
     for rank, result in enumerate(results):
         for name, gradient in result["gradients"].items():
             expected = stages[rank // 2][0 if "norm" in name else rank % 2][name].grad.numpy()
-            # Inputs equal to rounding may lie on two sides of a code's edge: a few elements move by a quantum.
-            limit = (1e-4 if compress else 1e-5) * np.linalg.norm(expected)
+            # Inputs equal to rounding may lie on two sides of a code's edge: a few elements move by a quantum, or a
+            # group's scale by half precision's.
+            limit = (2.0**-11 if compress else 1e-5) * np.linalg.norm(expected)
             error = np.linalg.norm(gradient - expected)
             assert error <= limit, f"{name} of rank {rank}: {error:.1e} > {limit:.1e}"
 
