@@ -29,6 +29,7 @@ SAMPLES: dict[str, list[dict]] = {
         {"group_size": 512},
     ],
     "fp8": [{"group_size": 1}, {"group_size": 100}],
+    "nvfp4": [{"truncation_free": True}],
     "tah_quant": [
         {"group_size": 8, "low_bits": 2, "high_fraction": 0.5, "outlier_threshold": 0.0},
         {"group_size": 16, "allocation_size": 48, "high_bits": 7, "low_bits": 5, "high_fraction": 0.29},
@@ -128,6 +129,8 @@ def scopes(compressor: Compressor, spec: TensorSpec) -> torch.Tensor | None:
         ids = rows * spec.num_channels + channels // group
     elif compressor.name in ("fixed_point", "fp4_quant", "fp8"):
         ids = index // group
+    elif compressor.name == "nvfp4":
+        ids = index // 128
     else:
         return None
     return ids.view(spec.shape)

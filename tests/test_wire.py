@@ -101,6 +101,8 @@ def expected_bytes(compressor, spec: TensorSpec) -> int:
         return align((n * spec.dtype.itemsize, spec.dtype.itemsize))
     if name == "fp8":
         return align((n, 1), (4 * math.ceil(n / s.group_size), 4))
+    if name == "nvfp4":
+        return align((math.ceil(n / 2), 1), (math.ceil(n / 16), 1), (4 * math.ceil(n / 128), 4))
     if name == "fp4_quant":
         floats = 2 if s.scales == "dual" else 1
         return align((math.ceil(n / 2), 1), (4 * floats * math.ceil(n / s.group_size), 4))
@@ -140,6 +142,7 @@ def test_byte_counts(compressor, spec):
     [
         ("identity", {}, 16),
         ("fp8", {"group_size": 256}, 8 + 32 / 256),
+        ("nvfp4", {}, 4.75),
         *(("fp4_quant", {"group_size": g}, 4 + 64 / g) for g in (32, 64, 128, 256, 512)),
         *(("fp4_quant", {"group_size": g, "scales": "single"}, 4 + 32 / g) for g in (32, 64, 128, 256, 512)),
         *(("fixed_point", {"bits": b, "group_size": 64}, b + 16 / 64) for b in range(2, 17)),

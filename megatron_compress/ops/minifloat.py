@@ -30,7 +30,11 @@ class MiniFloat:
 
     def quantize(self, values: torch.Tensor) -> torch.Tensor:
         """Codes (uint8, 0–15) of float16 values times `unit`; −0 and negatives that round to zero keep the sign bit."""
-        magnitude = values.abs().float() * (1 / self.unit)
+        return self.nearest(values.float() * (1 / self.unit))
+
+    def nearest(self, values: torch.Tensor) -> torch.Tensor:
+        """Codes (uint8, 0–15) of float32 values without NaN; −0 and negatives that round to zero keep the sign bit."""
+        magnitude = values.abs()
         # A tie at the midpoint above code i goes up only if i is odd: compare with > where i is even, >= where odd.
         midpoints = [(low + high) / 2 for low, high in zip(self.magnitudes, self.magnitudes[1:], strict=False)]
         codes = torch.zeros_like(magnitude)
@@ -38,8 +42,7 @@ class MiniFloat:
         for code, midpoint in enumerate(midpoints):
             compare = torch.gt if code % 2 == 0 else torch.ge
             codes += compare(magnitude, midpoint, out=above)
-        sign = (values.view(torch.int16) >> 12) & 8
-        return (codes.to(torch.int16) | sign).to(torch.uint8)
+        return (codes + 8 * torch.signbit(values)).to(torch.uint8)
 
     def dequantize(self, codes: torch.Tensor) -> torch.Tensor:
         """float32 values of uint8 `codes`; code 8 is −0."""

@@ -100,6 +100,14 @@ def decode_fp8(reader, spec, s):
     return [e4m3(code) * scales[i // s.group_size] for i, code in enumerate(codes)]
 
 
+def decode_nvfp4(reader, spec, s):
+    table = [*FORMATS["e2m1"], *(-m for m in FORMATS["e2m1"])]
+    codes = reader.codes(spec.numel, 4)
+    inner = [e4m3(code) for code in reader.take(math.ceil(spec.numel / 16))]
+    outer = reader.float32(math.ceil(spec.numel / 128))
+    return [table[code] * inner[i // 16] * outer[i // 128] for i, code in enumerate(codes)]
+
+
 def decode_tah_quant(reader, spec, s):
     g, channels = s.group_size, spec.shape[-1] if spec.shape else 1
     samples = 1 if spec.sample_dim is None else spec.shape[spec.sample_dim]
@@ -142,6 +150,7 @@ DECODERS = {
     "fp4_quant": decode_fp4_quant,
     "fp8": decode_fp8,
     "identity": decode_identity,
+    "nvfp4": decode_nvfp4,
     "tah_quant": decode_tah_quant,
 }
 
