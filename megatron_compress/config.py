@@ -51,7 +51,7 @@ class Rule(StrictModel):
 
     axis: ClassVar[Axis]
 
-    compressor: InstanceOf[Compressor]
+    compressor: InstanceOf[Compressor] = Field(description="Its registered name; its settings stand beside these keys")
     min_bytes: int = Field(default=0, ge=0, description="Tensors of fewer bytes are sent plainly, and counted")
     first_step: int = Field(default=0, ge=0, description="First training step that is compressed")
     exempt_stages: _Stages = Field(default=(), description="Pipeline stages whose outgoing messages stay plain")
