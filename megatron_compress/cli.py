@@ -127,6 +127,17 @@ def plan(
     commands.run(model, gpu, link, tensor=tp, pipeline=pp, **shape)
 
 
+@app.command()
+def report(
+    log: Annotated[Path, typer.Argument(help="The .jsonl file that a run writes to its --out.")],
+    out: Annotated[Path | None, typer.Option(help="Picture to write; default: beside LOG, as .png.")] = None,
+) -> None:
+    """Show a compressed run's loss, traffic and error by step, as a table and a picture; of a running one too."""
+    from megatron_compress.training import report
+
+    report.run(log, out or log.with_suffix(".png"))
+
+
 @bench.command("kernels")
 def bench_kernels(
     out: Annotated[Path | None, typer.Option(help="JSON file to write.")] = None,

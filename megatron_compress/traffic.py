@@ -109,11 +109,6 @@ class Traffic:
     def flow(self, axis: str, direction: str, site: str) -> Flow:
         return self._flows.setdefault((axis, direction, site), Flow())
 
-    @property
-    def wire_bytes(self) -> int:
-        """That this rank has put on the wire."""
-        return sum(flow.wire_bytes for flow in self._flows.values())
-
     def gather(self) -> Traffic:
         """The sum over all ranks. A collective: every rank must call it, and every rank gets the result."""
         parts = [None] * dist.get_world_size()
@@ -138,10 +133,15 @@ class Traffic:
 
     def totals(self) -> list[dict]:
         """One dict per axis and direction, over all its sites, exempt ones included."""
+        sums = self.by_direction().items()
+        return [_row({"axis": axis, "direction": direction}, flow) for (axis, direction), flow in sums]
+
+    def by_direction(self) -> dict[tuple[str, str], Flow]:
+        """The sums by (axis, direction), as they are now: they do not count on."""
         sums: dict[tuple[str, str], Flow] = {}
         for (axis, direction, _), flow in sorted(self._flows.items()):
             sums[axis, direction] = sums.get((axis, direction), Flow()) + flow
-        return [_row({"axis": axis, "direction": direction}, flow) for (axis, direction), flow in sums.items()]
+        return sums
 
     def to_json(self) -> dict:
         """Rows, totals and the size of what is remembered, as JSON values."""

@@ -27,6 +27,7 @@ from megatron_compress.training.identity import identity
 from megatron_compress.training.metrics import HeldOutRecord, RunLog, StepRecord
 from megatron_compress.training.model import build_model, params_dtype
 from megatron_compress.training.prepared import Blend
+from megatron_compress.training.step_traffic import Counts, step_traffic
 
 
 @dataclass
@@ -154,7 +155,7 @@ class Trainer:
         for chunk in self.chunks:
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
-        sent = _bytes_sent()
+        sent = _sent()
         self._tell_samples(step)
         loss = self._forward_backward(self._microbatches(step), forward_only=False)
         self.scheduler.step(1)
@@ -164,8 +165,8 @@ class Trainer:
         seconds = time.perf_counter() - start
         lr = self.optimizer.param_groups[0]["lr"]
         tokens = self._config.data.global_batch_size * self._config.data.sequence_length
-        wire_bytes = None if sent is None else _bytes_sent() - sent
-        return StepRecord(step, loss, loss.hex(), float(grad_norm), lr, seconds, tokens / seconds, wire_bytes)
+        record = StepRecord(step, loss, loss.hex(), float(grad_norm), lr, seconds, tokens / seconds)
+        return record if sent is None else record.with_traffic(step_traffic(sent, _sent()))
 
     @torch.no_grad()
     def evaluate(self, step: int) -> HeldOutRecord:
@@ -207,10 +208,10 @@ class Trainer:
         return _mean_over_ranks(losses, len(microbatches) * self._dp_size)
 
 
-def _bytes_sent() -> int | None:
-    """On the compressed axes, by this rank; None for plain Megatron, where nobody counts."""
+def _sent() -> Counts | None:
+    """What this rank has sent on the compressed axes; None for plain Megatron, where nobody counts."""
     active = get_active()
-    return None if active is None else active.session.traffic.wire_bytes
+    return None if active is None else active.session.traffic.by_direction()
 
 
 def _forward_step(microbatches: Iterator[torch.Tensor], model: torch.nn.Module):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from megatron_compress.training.step_traffic import DirectionTraffic
 
 
 @dataclass(frozen=True)
@@ -18,6 +20,7 @@ class StepRecord:
         loss: nats per token over the global batch, before the update.
         seconds: wall time.
         wire_bytes: that the first rank sent on the compressed axes; None for plain Megatron, where nobody counts.
+        traffic: the same by "AXIS DIRECTION". The first rank is in the first stage, which sends no gradients on.
     """
 
     step: int
@@ -28,6 +31,10 @@ class StepRecord:
     seconds: float
     tokens_per_second: float
     wire_bytes: int | None = None
+    traffic: dict[str, DirectionTraffic] | None = None
+
+    def with_traffic(self, traffic: dict[str, DirectionTraffic]) -> StepRecord:
+        return replace(self, traffic=traffic, wire_bytes=sum(item.wire_bytes for item in traffic.values()))
 
 
 @dataclass(frozen=True)
@@ -57,7 +64,7 @@ class RunLog:
             return
         path.parent.mkdir(parents=True, exist_ok=True)
         if done and path.exists():
-            self.before = [record for record in _read(path) if record.step <= done]
+            self.before = [record for record in read_log(path) if record.step <= done]
         self._file = path.open("w")
         self._file.writelines(_line(record) for record in self.before)
         self._board = None if out is None else _board(out / "tensorboard", done)
@@ -93,16 +100,23 @@ def _line(record: StepRecord | HeldOutRecord) -> str:
     return json.dumps(asdict(record)) + "\n"
 
 
-def _read(path: Path) -> list[StepRecord | HeldOutRecord]:
+def read_log(path: Path) -> list[StepRecord | HeldOutRecord]:
     """The records of a log; its last line may have been cut short when the run was killed."""
     records = []
     for line in path.read_text().splitlines():
         try:
-            values = json.loads(line)
-            records.append((HeldOutRecord if "held_out_loss" in values else StepRecord)(**values))
-        except (ValueError, TypeError):
+            records.append(_record(json.loads(line)))
+        except (ValueError, TypeError, AttributeError):
             break
     return records
+
+
+def _record(values: dict) -> StepRecord | HeldOutRecord:
+    if "held_out_loss" in values:
+        return HeldOutRecord(**values)
+    traffic = values.pop("traffic", None)
+    by_name = None if traffic is None else {name: DirectionTraffic(**item) for name, item in traffic.items()}
+    return StepRecord(**values, traffic=by_name)
 
 
 def _values(record: StepRecord | HeldOutRecord) -> dict[str, float]:
@@ -113,6 +127,10 @@ def _values(record: StepRecord | HeldOutRecord) -> dict[str, float]:
     values = {name: getattr(record, name) for name in names}
     if record.wire_bytes is not None:
         values["wire_bytes_per_second"] = record.wire_bytes / record.seconds
+    for name, item in (record.traffic or {}).items():
+        for column in ("bits_per_element", "relative_error"):
+            if (value := getattr(item, column)) is not None:
+                values[f"{column}/{name.replace(' ', '_')}"] = value
     return values
 
 
