@@ -159,15 +159,27 @@ class AxisConfig(StrictModel, Generic[R]):
     backward: Annotated[R | None, BeforeValidator(_refuse_null)] = None
 
 
+class LinearConfig(StrictModel):
+    """How the linear layers of attention and MLP multiply, forward and backward; the head stays as it is."""
+
+    method: Literal["halo"]
+    level: Literal[0, 1, 2] = Field(description="HALO-0: no Hadamard; 1: of inputs and weights; 2: of errors as well")
+    format: Literal["int8", "fp8", "fp6", "fp4", "int4"] = Field(description="of all operands, one scale a tensor")
+
+    def describe(self) -> str:
+        return f"{self.method}-{self.level} {self.format}"
+
+
 class CompressionConfig(StrictModel):
-    """Rules for activations (forward) and their gradients (backward) on both axes; at least one rule."""
+    """Rules for activations (forward) and their gradients (backward) on both axes; or for linear layers; or both."""
 
     pipeline: AxisConfig[PipelineRule] = AxisConfig[PipelineRule]()
     tensor: AxisConfig[TensorRule] = AxisConfig[TensorRule]()
+    linear: LinearConfig | None = None
 
     @model_validator(mode="after")
     def _has_a_rule(self) -> CompressionConfig:
-        if not any(rule for _, _, rule in self.rules()):
+        if self.linear is None and not any(rule for _, _, rule in self.rules()):
             raise ValueError(
                 "nothing is compressed: there is no rule; add one, as in `pipeline: {forward: {compressor: identity}}`"
             )
@@ -208,12 +220,15 @@ class CompressionConfig(StrictModel):
                 yield axis, direction, self.rule(axis, direction)
 
     def digest(self) -> str:
-        """SHA-256 (hex) over all that decides which bytes travel where; equal for files that mean the same."""
+        """SHA-256 (hex) over all that decides what is computed and what travels; equal for files that mean the same."""
         rules = {f"{axis}.{direction}": rule.canonical() for axis, direction, rule in self.rules() if rule}
+        if self.linear:
+            rules["linear"] = self.linear.model_dump()
         return hashlib.sha256(json.dumps(rules, sort_keys=True).encode()).hexdigest()
 
     def describe(self) -> list[str]:
-        """One line for each axis and direction, for logs."""
-        return [
+        """One line for each axis and direction, and one for linear layers with a method, for logs."""
+        lines = [
             f"{axis} {direction} → {rule.describe() if rule else 'plain'}" for axis, direction, rule in self.rules()
         ]
+        return [*lines, f"linear → {self.linear.describe()}"] if self.linear else lines

@@ -262,7 +262,14 @@ def test_describe_says_every_axis_and_direction_and_what_stays_plain(read):
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_shipped_configs_load(path):
-    assert len(CompressionConfig.load(path).describe()) == len(AXES) * len(DIRECTIONS)
+    config = CompressionConfig.load(path)
+    assert len(config.describe()) == len(AXES) * len(DIRECTIONS) + (config.linear is not None)
+
+
+def test_linear_layers_alone_are_a_configuration(read):
+    config, other = (read(f"linear: {{method: halo, level: {level}, format: fp8}}") for level in (0, 2))
+    assert config.digest() != other.digest()
+    assert other.describe()[-1] == "linear → halo-2 fp8"
 
 
 def test_shipped_identity_leaves_nothing_plain():

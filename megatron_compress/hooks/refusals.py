@@ -28,19 +28,22 @@ def refuse_unsupported(config: Any, compression: CompressionConfig) -> None:
 
 
 def refuse_layers(chunks: Iterable[torch.nn.Module], compression: CompressionConfig) -> None:
-    """Check that the tensor axis' rules reach the layers of a model.
+    """Check that the rules of the tensor axis and of linear layers reach the layers of a model.
 
     Raises:
-        UnsupportedSettingError: it has tensor-parallel layers of Transformer-Engine, and there are such rules.
+        UnsupportedSettingError: it has layers of Transformer-Engine, and there are such rules.
     """
-    if not any(rule for axis, _, rule in compression.rules() if axis == "tensor"):
+    if not compression.linear and not any(rule for axis, _, rule in compression.rules() if axis == "tensor"):
         return
-    foreign = {type(layer) for chunk in chunks for layer in chunk.modules() if getattr(layer, "tp_size", 1) > 1}
+    # A method for linear layers acts on those of one rank as well.
+    least = 1 if compression.linear else 2
+    foreign = {type(layer) for chunk in chunks for layer in chunk.modules() if getattr(layer, "tp_size", 0) >= least}
     names = sorted({layer.__name__ for layer in foreign if _derives_from_transformer_engine(layer)})
     if names:
         raise UnsupportedSettingError(
-            f"{', '.join(names)}: layers of Transformer-Engine communicate by themselves, beyond the rules of "
-            "the tensor axis; build the model of megatron-core's local layer spec, or leave the axis out of the file"
+            f"{', '.join(names)}: layers of Transformer-Engine multiply and communicate by themselves, beyond the "
+            "rules of the tensor axis and of linear layers; build the model of megatron-core's local layer spec, or "
+            "leave `tensor` and `linear` out of the file"
         )
 
 
@@ -130,6 +133,10 @@ def _misfits(config: Any, compression: CompressionConfig) -> Iterator[str]:
         yield (
             "aq_sgd with the interleaved schedule: which microbatch a message is of is not known there; train without "
             "virtual stages, or use another compressor"
+        )
+    if compression.linear and getattr(config, "gradient_accumulation_fusion", False):
+        yield (
+            "linear: gradient_accumulation_fusion has a kernel of its own for the weights' gradients; set it to False"
         )
     stages = config.pipeline_model_parallel_size
     for axis, direction, rule in compression.rules():

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from packaging.version import Version
 
-from megatron_compress.hooks import context, groups, pipeline, schedule, tensor_parallel
+from megatron_compress.hooks import context, groups, linear, pipeline, schedule, tensor_parallel
 
 TESTED_VERSIONS = ("0.16.1", "0.19.2")
 SUPPORTED = Version("0.14"), Version("0.20")
@@ -123,6 +123,10 @@ def seams() -> list[Seam]:
         Seam("tensor_parallel.layers", f"{name}.forward", groups.layer_forward, ("self", "input_"))
         for name in ("VocabParallelEmbedding", "ColumnParallelLinear", "RowParallelLinear")
     ]
+    products = [
+        Seam("tensor_parallel.layers", f"{name}._forward_impl", linear.forward_impl, ("self", "input", "weight"))
+        for name in ("ColumnParallelLinear", "RowParallelLinear")
+    ]
     sites = [
         Seam(
             "tensor_parallel.layers", "VocabParallelEmbedding.forward", context.module_forward("embedding"), ("self",)
@@ -144,7 +148,7 @@ def seams() -> list[Seam]:
             ("forward_backward_pipelining_with_interleaving", schedule.schedule),
         )
     ]
-    return transport + functions + layers + sites + schedules
+    return transport + functions + layers + products + sites + schedules
 
 
 def check(found: list[Seam]) -> str:
