@@ -15,6 +15,7 @@ MILLIONS = {
     "gpt2_xl": 1557.6,
     "llama3_2_1b": 1235.8,
     "llama3_8b": 8030.3,
+    "llama3_8b_8l": 1747.0,
     "llama_byte_100m": 110.5,
     "llama_byte_2l": 1.3,
     "olmo2_150m": 224.8,
