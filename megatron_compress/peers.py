@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import socket
 import sys
 import threading
@@ -50,6 +51,7 @@ class Watch:
         self._timeout = timeout
         self._stopped = threading.Event()
         self._watching = False
+        self.rank, self.size = 0, 1
 
     def start(self) -> None:
         """Compare with all ranks, then watch. Every rank calls it.
@@ -63,9 +65,9 @@ class Watch:
         _generation += 1
         store = dist.distributed_c10d._get_default_store()
         self._store = dist.PrefixStore(f"megatron_compress/{_generation}", store.clone())
-        self._rank, self._size = dist.get_rank(), dist.get_world_size()
-        self._store.set(f"facts/{self._rank}", json.dumps(self._facts))
-        if self._rank == 0:
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self._store.set(f"facts/{self.rank}", json.dumps(self._facts))
+        if self.rank == 0:
             self._store.set("verdict", self._compare())
         if not self._wait_for("verdict", self._timeout + 5):
             time.sleep(
@@ -73,8 +75,8 @@ class Watch:
             )  # the others find out too, before rank 0 misses this one and takes the store along
             raise PeerError(_silent([0], self._timeout))
         if verdict := self._store.get("verdict").decode():
-            self._store.set(f"heard/{self._rank}", "yes")
-            if self._rank == 0:
+            self._store.set(f"heard/{self.rank}", "yes")
+            if self.rank == 0:
                 self._wait_for_all("heard", 2 * _BEAT_SECONDS)  # the store may end with this process
             raise PeerError(verdict)
         self._first = self._names([0])
@@ -86,7 +88,22 @@ class Watch:
         self._stopped.set()
         if self._watching:
             self._watching = False
-            self._store.set(f"beat/{self._rank}", "end")
+            self._store.set(f"beat/{self.rank}", "end")
+
+    def collect(self, value: object, timeout: float) -> dict[int, object]:
+        """At a run's end: what each rank passed here, by rank, on rank 0; nothing on the others.
+
+        It needs no process group, which a script may have destroyed by then, and does without the ranks that have not
+        called it after `timeout` seconds.
+        """
+        if not self._watching:
+            return {0: value}
+        self._store.set(f"value/{self.rank}", pickle.dumps(value))
+        if self.rank != 0:
+            return {}
+        missing = self._wait_for_all("value", timeout)
+        here = [rank for rank in range(self.size) if rank not in missing]
+        return {rank: pickle.loads(self._store.get(f"value/{rank}")) for rank in here}
 
     def explain(self, error: Exception) -> None:
         """After an error that may come from a lost peer: name the ranks whose heartbeat has stopped.
@@ -99,12 +116,12 @@ class Watch:
         before = self._beats()
         time.sleep(3 * _BEAT_SECONDS)
         after = self._beats()
-        lost = [rank for rank in range(self._size) if after[rank] == before[rank] != b"end"]
+        lost = [rank for rank in range(self.size) if after[rank] == before[rank] != b"end"]
         if lost:
             raise PeerError(self._announce(f"{self._names(lost)} stopped answering")) from error
 
     def _beats(self) -> list[bytes | None]:
-        return [self._read_beat(rank) for rank in range(self._size)]
+        return [self._read_beat(rank) for rank in range(self.size)]
 
     def _read_beat(self, rank: int) -> bytes | None:
         key = f"beat/{rank}"
@@ -118,7 +135,7 @@ class Watch:
         if missing := self._wait_for_all("facts", self._timeout):
             return _silent(missing, self._timeout)
         problems = []
-        for rank in range(1, self._size):
+        for rank in range(1, self.size):
             facts = json.loads(self._store.get(f"facts/{rank}"))
             for name in ("megatron_compress", "wire format", "configuration", "Megatron"):
                 if facts[name] != self._facts[name]:
@@ -133,7 +150,7 @@ class Watch:
         deadline = time.monotonic() + seconds
         return [
             rank
-            for rank in range(self._size)
+            for rank in range(self.size)
             if not self._wait_for(f"{key}/{rank}", max(0.0, deadline - time.monotonic()))
         ]
 
@@ -156,7 +173,7 @@ class Watch:
 
     def _beat(self) -> None:
         """Count up in the store, and look whether the next rank does; end the process if a rank is lost."""
-        watched = (self._rank + 1) % self._size
+        watched = (self.rank + 1) % self.size
         last, seen, count = None, time.monotonic(), 0
         while not self._stopped.wait(_BEAT_SECONDS):
             count += 1
@@ -176,7 +193,7 @@ class Watch:
         guard.daemon = True
         guard.start()
         try:
-            self._store.set(f"beat/{self._rank}", str(count))
+            self._store.set(f"beat/{self.rank}", str(count))
             lost = self._store.get("lost").decode() if self._store.check(["lost"]) else None
             return self._read_beat(watched), lost
         except RuntimeError:
@@ -194,7 +211,7 @@ class Watch:
     def _give_up(self, reason: str) -> None:
         """The main thread may be inside a collective that nothing can interrupt, so the process ends here."""
         if not self._stopped.is_set() and not sys.is_finalizing():
-            print(f"megatron_compress: {reason}; rank {self._rank} ends too", file=sys.stderr, flush=True)
+            print(f"megatron_compress: {reason}; rank {self.rank} ends too", file=sys.stderr, flush=True)
             os._exit(1)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 
 import torch
@@ -109,13 +109,22 @@ class Traffic:
     def flow(self, axis: str, direction: str, site: str) -> Flow:
         return self._flows.setdefault((axis, direction, site), Flow())
 
+    def on_host(self) -> Traffic:
+        """A copy of plain numbers, which does not count on."""
+        return Traffic({key: flow.on_host() for key, flow in self._flows.items()})
+
     def gather(self) -> Traffic:
         """The sum over all ranks. A collective: every rank must call it, and every rank gets the result."""
         parts = [None] * dist.get_world_size()
-        dist.all_gather_object(parts, {key: flow.on_host() for key, flow in self._flows.items()})
+        dist.all_gather_object(parts, self.on_host())
+        return Traffic.total(parts)
+
+    @staticmethod
+    def total(parts: Iterable[Traffic]) -> Traffic:
+        """The sum of what several ranks counted, each `on_host`."""
         total: dict[tuple[str, str, str], Flow] = {}
         for part in parts:
-            for key, flow in part.items():
+            for key, flow in part._flows.items():
                 total[key] = total[key] + flow if key in total else flow
         return Traffic(dict(sorted(total.items())))
 
