@@ -128,6 +128,35 @@ def plan(
 
 
 @app.command()
+def explain(
+    config: Annotated[Path, typer.Argument(help="Compression config file.")],
+    model: Annotated[Path, typer.Option(help="Model file, as in configs/models/.")],
+    tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel ranks.")] = 1,
+    pp: Annotated[int, typer.Option(min=1, help="Pipeline stages.")] = 2,
+    chunks: Annotated[int, typer.Option(min=1, help="Model chunks of a stage (interleaved schedule).")] = 1,
+    micro_batch: Annotated[int, typer.Option(min=1, help="Sequences of a microbatch.")] = 1,
+    length: Annotated[int, typer.Option(min=1, help="Tokens of a sequence.")] = 1024,
+    sequence_parallel: Annotated[bool, typer.Option("--sequence-parallel", help="As Megatron's.")] = False,
+    recompute: Annotated[bool, typer.Option("--recompute", help="Full recompute of every layer.")] = False,
+    fp32: Annotated[bool, typer.Option("--fp32", help="Activations are float32, not bfloat16.")] = False,
+) -> None:
+    """Show how each kind of message of a training step would travel under CONFIG, before a job is started."""
+    from megatron_compress.planner import explanation
+
+    sizes = {"tensor": tp, "pipeline": pp, "chunks": chunks, "sequences": micro_batch, "length": length}
+    explanation.run(config, model, sequence_parallel=sequence_parallel, recompute=recompute, fp32=fp32, **sizes)
+
+
+@app.command()
+def info() -> None:
+    """Show what of this machine and its packages compression would use, and why not the rest."""
+    cpu.apply()
+    from megatron_compress import info
+
+    info.run()
+
+
+@app.command()
 def report(
     log: Annotated[Path, typer.Argument(help="The .jsonl file that a run writes to its --out.")],
     out: Annotated[Path | None, typer.Option(help="Picture to write; default: beside LOG, as .png.")] = None,

@@ -83,6 +83,13 @@ class Session:
 
     def choose(self, place: Place, message: Message) -> Choice:
         """How a message travels, by rank-independent facts only: sender and receiver choose alike."""
+        choice = self.choose_by_rule(place, message)
+        if choice.compressor and choice.compressor.remembers:
+            return self._remembering(choice.compressor, place, message)
+        return choice
+
+    def choose_by_rule(self, place: Place, message: Message) -> Choice:
+        """The same but for the samples: a compressor that remembers them has seen all."""
         rule = self.config.rule(place.axis, place.direction)
         if reason := self._why_plain(rule, place, message):
             return Choice(None, message.logical_bytes, reason)
@@ -90,8 +97,6 @@ class Session:
         # Only the control may be as large as the plain message: it is there to be run, not to save bytes.
         if wire_bytes > message.logical_bytes or (wire_bytes == message.logical_bytes and not rule.compressor.exact):
             return Choice(None, message.logical_bytes, "would grow")
-        if rule.compressor.remembers:
-            return self._remembering(rule.compressor, place, message)
         return Choice(rule.compressor, wire_bytes)
 
     def _remembering(self, compressor: Compressor, place: Place, message: Message) -> Choice:

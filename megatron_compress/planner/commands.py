@@ -21,10 +21,7 @@ def run(model: Path, gpu: str, link: str, **layout: int) -> None:
     """`python -m megatron_compress plan`."""
     console = Console(highlight=False)
     try:
-        path = model if model.suffix else model.with_suffix(".yaml")
-        setting = Setting(strict_yaml.load(path, ModelConfig), device(gpu), link=units.rate(link), **layout)
-        if setting.model.num_layers % setting.pipeline:
-            raise ConfigError(f"{path}: {setting.model.num_layers} layers do not divide into --pp {setting.pipeline}")
+        setting = Setting(read_model(model, layout["pipeline"]), device(gpu), link=units.rate(link), **layout)
     except (ConfigError, ValueError) as error:
         console.print(f"error: {error}", markup=False)
         raise typer.Exit(2) from None
@@ -34,6 +31,19 @@ def run(model: Path, gpu: str, link: str, **layout: int) -> None:
     console.print(f"best: pipeline forward {_name(best.forward)}, backward {_name(best.backward)}, ", end="")
     console.print(f"tensor {_name(best.reductions)}: {plain.seconds / best.seconds:.2f} times as fast as plain")
     console.print(f"speeds: {setting.device.provenance}")
+
+
+def read_model(file: Path, stages: int) -> ModelConfig:
+    """A model file, with or without .yaml, that `stages` equal stages can share.
+
+    Raises:
+        ConfigError: it is wrong, or does not divide.
+    """
+    path = file if file.suffix else file.with_suffix(".yaml")
+    model = strict_yaml.load(path, ModelConfig)
+    if model.num_layers % stages:
+        raise ConfigError(f"{path}: {model.num_layers} layers do not divide into {stages} equal stages")
+    return model
 
 
 def _table(plain: Choice, choices: list[Choice]) -> Table:

@@ -126,7 +126,7 @@ def test_an_unknown_machine_is_refused_with_the_known_ones():
     ("more", "status", "said"),
     [
         ([], 0, "best: pipeline forward fp4_quant group_size=128"),
-        (["--pp", "7"], 2, "48 layers do not divide into --pp 7"),
+        (["--pp", "7"], 2, "48 layers do not divide into 7 equal stages"),
         (["--gpu", "tpu"], 2, "nothing was measured"),
     ],
 )
