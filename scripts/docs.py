@@ -16,8 +16,10 @@ from megatron_compress import registry
 from megatron_compress.config import PipelineRule, Rule, TensorRule
 from megatron_compress.training.config import TrainConfig
 from megatron_compress.training.model_config import ModelConfig
+from scripts import refusals
 
 REFERENCE = Path(__file__).parents[1] / "docs/yaml_reference.md"
+TROUBLESHOOTING = REFERENCE.with_name("troubleshooting.md")
 
 _INTRODUCTION = """# YAML reference
 
@@ -38,6 +40,7 @@ _MODELS = """## Model files
 
 As in [`configs/models/`](../configs/models).
 """
+_MARK = "<!-- From here on written by python -m scripts.docs -->\n"
 _ROW = "| {} | {} | {} | {} |"
 
 
@@ -130,9 +133,16 @@ def _name(annotation: Any) -> str:
     return {bool: "true, false", int: "whole number", float: "number", str: "text"}.get(annotation, "name")
 
 
+def troubleshooting() -> str:
+    """The text of docs/troubleshooting.md: people write what is above the mark, the code what is below."""
+    written = TROUBLESHOOTING.read_text(encoding="utf-8").split(_MARK)[0]
+    return f"{written}{_MARK}\n{refusals.page()}"
+
+
 def main() -> None:
-    REFERENCE.write_text(reference(), encoding="utf-8")
-    print(f"wrote {REFERENCE}")
+    for page, text in ((REFERENCE, reference()), (TROUBLESHOOTING, troubleshooting())):
+        page.write_text(text, encoding="utf-8")
+        print(f"wrote {page}")
 
 
 if __name__ == "__main__":

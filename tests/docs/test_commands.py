@@ -21,7 +21,7 @@ RUN_BY = {
     "bash scripts/pretrain.sh": ("tests/training/test_pretrain.py", "scripts/pretrain.sh"),
     "torchrun -m megatron_compress.launch": ("tests/hooks/test_launch.py", '"megatron_compress.launch"'),
     "python -m pytest": ("tests/docs/test_adding_a_compressor.py", '"pytest"'),
-    "python -m scripts.docs": ("tests/docs/test_yaml_reference.py", "from scripts.docs import"),
+    "python -m scripts.docs": ("tests/docs/test_written_pages.py", "from scripts.docs import"),
     "prepare": ("tests/training/test_commands.py", '"prepare"'),
     "import-model": ("tests/training/test_commands.py", '"import-model"'),
     "report": ("tests/training/test_report.py", '"report"'),
