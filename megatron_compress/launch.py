@@ -55,7 +55,7 @@ def _end() -> None:
     if hasattr(sys, "last_value"):  # an exception has ended the script
         _print(traffic, f"rank {active.watch.rank}, which an exception ended")
         return
-    parts = active.watch.collect(traffic.on_host(), _REPORT_SECONDS)
+    parts = active.watch.finish(traffic.on_host(), _REPORT_SECONDS)
     if active.watch.rank == 0:
         _print(Traffic.total(parts.values()), _owner(parts, active))
     megatron_compress.uninstall()

@@ -90,14 +90,16 @@ class Watch:
             self._watching = False
             self._store.set(f"beat/{self.rank}", "end")
 
-    def collect(self, value: object, timeout: float) -> dict[int, object]:
-        """At a run's end: what each rank passed here, by rank, on rank 0; nothing on the others.
+    def finish(self, value: object, timeout: float) -> dict[int, object]:
+        """`stop`, and exchange a last word: what each rank passed here, by rank, on rank 0; nothing on the others.
 
         It needs no process group, which a script may have destroyed by then, and does without the ranks that have not
         called it after `timeout` seconds.
         """
         if not self._watching:
             return {0: value}
+        self.stop()
+        # The last use of the store, which may live in rank 0 and end when that has heard all.
         self._store.set(f"value/{self.rank}", pickle.dumps(value))
         if self.rank != 0:
             return {}

@@ -127,3 +127,19 @@ def _wait_until(condition, seconds: float) -> None:
     while not condition():
         assert time.monotonic() < deadline, "not within the time given"
         time.sleep(0.2)
+
+
+def _finish(group, absent):
+    watch = Watch("", "", timeout=6.0)
+    watch.start()
+    if group.rank() == absent:
+        watch.stop()
+        return "absent"
+    return watch.finish({"rank": group.rank()}, timeout=2.0)
+
+
+@pytest.mark.parametrize("absent", [None, 2])
+def test_the_first_rank_gets_the_last_word_of_those_that_finish(pool, absent):
+    words = pool.run(_finish, absent, world_size=3)
+    assert words[0] == {rank: {"rank": rank} for rank in range(3) if rank != absent}
+    assert words[1] == {}
