@@ -121,7 +121,10 @@ class TensorRule(Rule):
     axis = "tensor"
 
     exempt_sites: _Sites = Field(default=("embedding", "head"), description="Parts of the model that stay plain")
-    algorithm: Algorithm = Field(default="auto", description="How an all-reduce moves its payloads (DESIGN D8)")
+    algorithm: Algorithm = Field(
+        default="auto",
+        description="How an all-reduce moves its payloads; auto: in one shot between two ranks, else in two",
+    )
 
     def _plain(self) -> Iterator[str]:
         yield from super()._plain()
