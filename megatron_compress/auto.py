@@ -6,7 +6,7 @@ Without the variable the import does nothing, so that the line can stay in the s
 import os
 from pathlib import Path
 
-from megatron_compress import launch
+from megatron_compress import whole_run
 
 if file := os.environ.get("MEGATRON_COMPRESS_CONFIG"):
-    launch.begin(Path(file))
+    whole_run.begin(Path(file))

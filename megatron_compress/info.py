@@ -12,6 +12,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from megatron_compress import __version__
+
 Line = tuple[str, bool, str]
 
 
@@ -25,7 +27,8 @@ def run() -> None:
 
 def _packages() -> Iterator[Line]:
     yield "python", True, platform.python_version()
-    for name in ("megatron-compress", "torch", "megatron-core", "transformer-engine"):
+    yield "megatron-compress", True, __version__
+    for name in ("torch", "megatron-core", "transformer-engine"):
         try:
             yield name, True, importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

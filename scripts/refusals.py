@@ -13,7 +13,7 @@ _SECTIONS = {
     "A setting of Megatron that compression cannot honour": ("hooks/refusals.py", "hooks/overlap.py"),
     "The release of Megatron": ("hooks/seams.py",),
     "The other ranks": ("peers.py",),
-    "Installing": ("hooks/install.py", "hooks/active.py", "launch.py"),
+    "Installing": ("hooks/install.py", "hooks/active.py", "whole_run.py"),
     "CUDA kernels": ("ops/extension.py",),
 }
 # Shorter texts are names and formats.

@@ -121,14 +121,14 @@ def predicted(case: Case, stage: int, compress: dict) -> dict[tuple[str, str, st
     messages, wire_bytes = Counter(), Counter()
     passes = [(tokens, True) for tokens in case.lengths * STEPS] + [(runs.SEQUENCE, False)] * case.pipeline
     for tokens, training in passes:
-        for message in _messages(case, stage, tokens, training):
+        for message in each_message(case, stage, tokens, training):
             key = message[:3]
             messages[key] += 1
-            wire_bytes[key] += _wire_bytes(message, case.tensor, config)
+            wire_bytes[key] += bytes_of(message, case.tensor, config)
     return {key: (messages[key], wire_bytes[key]) for key in messages}
 
 
-def _messages(case: Case, stage: int, tokens: int, training: bool) -> Iterator[Message]:
+def each_message(case: Case, stage: int, tokens: int, training: bool) -> Iterator[Message]:
     """Those of one microbatch (HOOKS §2a)."""
     last = case.pipeline - 1
     if case.tensor > 1:
@@ -176,7 +176,7 @@ def _with_sequence_parallel(case, first, last, tokens, training) -> Iterator[Mes
         yield Message("tensor", "backward", "head", *scatter)
 
 
-def _wire_bytes(message: Message, ranks: int, config: CompressionConfig) -> int:
+def bytes_of(message: Message, ranks: int, config: CompressionConfig) -> int:
     """From one of two ranks: all-reduce and all-gather send a payload of all that the rank holds, reduce-scatter one of
     the other's half."""
     rule = config.rule(message.axis, message.direction)

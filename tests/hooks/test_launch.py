@@ -17,9 +17,9 @@ FP8 = "tensor: {forward: {compressor: fp8}, backward: {compressor: fp8}}"
 
 @pytest.fixture
 def start(tmp_path):
-    def start(*arguments, ranks=2, environment=None):
+    def start(*arguments, environment=None):
         """Run under torchrun; what was printed, the exit status, and each rank's losses."""
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
         done = subprocess.run(
             [*torchrun, *map(str, arguments)],
             cwd=ROOT,
@@ -96,9 +96,12 @@ def test_what_cannot_start_says_why(write, tmp_path, config, script, error):
 
 def test_a_script_that_sends_nothing_is_told_so(tmp_path, write):
     script = tmp_path / "idle.py"
-    script.write_text("import sys; print(sys.argv[1:], __name__)")
+    script.write_text("import sys; import megatron_compress.auto; print(sys.argv[1:], __name__)")
+    environment = {**os.environ, "MEGATRON_COMPRESS_CONFIG": str(write(FP8))}
     command = [sys.executable, *LAUNCH, write(FP8), script, "--compress", "x", "-h"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     assert "['--compress', 'x', '-h'] __main__" in done.stdout
-    assert "no message reached the hooks, so nothing was compressed" in done.stdout
+    # Launched, and with the import too: one report, one log.
+    assert done.stdout.count("this rank: no message reached the hooks, so nothing was compressed") == 1
+    assert done.stderr.count("compression installed on megatron-core") == 1

@@ -3,7 +3,6 @@
 from collections import Counter
 
 import pytest
-import torch
 from typer.testing import CliRunner
 
 from megatron_compress.cli import app
@@ -36,9 +35,9 @@ def test_messages_and_bytes_are_those_that_runs_are_held_to(case, compress):
     config = CompressionConfig(**compress)
     for stage in range(case.pipeline):
         expected_count, expected_bytes = Counter(), Counter()
-        for message in matrix._messages(case, stage, runs.SEQUENCE, training=True):
+        for message in matrix.each_message(case, stage, runs.SEQUENCE, training=True):
             expected_count[message[:4]] += 1
-            expected_bytes[message[:4]] += matrix._wire_bytes(message, case.tensor, config)
+            expected_bytes[message[:4]] += matrix.bytes_of(message, case.tensor, config)
         count, wire_bytes = Counter(), Counter()
         for place, message, times, choice in explain(config, _layout(case), stage):
             kind = (place.axis, place.direction, place.site, message.operation)
@@ -81,12 +80,3 @@ def test_a_compressor_that_remembers_is_explained_as_after_its_first_epoch():
     layout = _layout(matrix.Case("1f1b", False, False, tensor=1, pipeline=2))
     ((_, _, _, choice),) = explain(config, layout, 0)[:1]
     assert choice.compressor.name == "aq_sgd" and choice.plain_reason is None
-
-
-def test_info_names_hooks_and_what_is_missing():
-    done = _run("info")
-    assert done.exit_code == 0, done.output
-    text = " ".join(done.output.split())
-    assert "names of megatron-core" in text and "as expected" in text
-    if not torch.cuda.is_available():
-        assert "GPU ✗" in text and "compressors run as their PyTorch reference" in text
